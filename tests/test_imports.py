@@ -1,0 +1,71 @@
+"""Imports go downwards only, and each outside dependency has one door."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "homespec"
+
+FLOORS = {
+    "errors": 0,
+    "paths": 0,
+    "decoding": 1,
+    "drafters": 2,
+    "llama": 2,
+    "models": 2,
+    "tuning": 3,
+    "engine": 4,
+    "chat": 5,
+    "batch": 5,
+    "bench": 5,
+    "server": 5,
+    "doctor": 5,
+    "setup": 5,
+    "console": 6,
+    "cli": 6,
+}
+DOORS = {
+    "llama_cpp": ("llama/",),
+    "huggingface_hub": ("models/sources.py",),
+    "yaml": ("models/catalog.py",),
+    "rich": ("console.py", "cli.py", "cli/"),
+    "click": ("console.py", "cli.py", "cli/"),
+}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(module: str) -> str:
+    """`homespec.llama.model` -> `llama`."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports_of(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.append(node.module or "")
+            if node.module == "homespec":
+                found += [f"homespec.{alias.name}" for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_down_and_through_the_doors(path: Path) -> None:
+    relative = path.relative_to(PACKAGE)
+    own = relative.parts[0].removesuffix(".py")
+    if own in ("__init__", "__main__"):
+        return
+    assert own in FLOORS, f"{relative} stands on no floor: add it to FLOORS"
+    for module in imports_of(path):
+        root = module.split(".")[0]
+        if root in DOORS:
+            assert str(relative).startswith(DOORS[root]), f"{relative} imports {root}"
+        other = part_of(module) if root == "homespec" else ""
+        if other in FLOORS and other != own:
+            assert FLOORS[other] < FLOORS[own] or FLOORS[own] == 6, f"{relative} imports {module}"
