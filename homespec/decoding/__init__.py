@@ -1,1 +1,1 @@
-
+"""The algorithm: drafts, verification, and the loop. Open `speculative.py` first."""

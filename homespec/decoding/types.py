@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,8 +112,8 @@ class CachedModel(Protocol):
     n_ctx: int
 
     @property
-    def tokens(self) -> Sequence[TokenId]:
-        """The tokens in the cache, in order."""
+    def tokens(self) -> list[TokenId]:
+        """The tokens in the cache, in order; not to be changed."""
         ...
 
     def extend(self, tokens: Sequence[TokenId], num_rows: int) -> Sequence[Row]:
@@ -137,6 +137,10 @@ class Sampler(Protocol):
 
     def best(self, row: Row) -> TokenId:
         """The most likely token of the filtered distribution; the lowest id on a tie."""
+        ...
+
+    def prime(self, prompt: Sequence[TokenId]) -> None:
+        """Note the prompt: penalties look back on it, a grammar does not."""
         ...
 
     def accept(self, token: TokenId) -> None:
@@ -168,15 +172,3 @@ class DepthPolicy(Protocol):
     def observe(self, finished: Round) -> None:
         """Learn from a finished round."""
         ...
-
-
-@dataclass(slots=True)
-class GenerationLimits:
-    """Where a generation has to end.
-
-    max_tokens: budget of new tokens, None for as many as the context holds.
-    """
-
-    max_tokens: int | None = None
-    ignore_eos: bool = False
-    end_tokens: frozenset[TokenId] = field(default_factory=frozenset)

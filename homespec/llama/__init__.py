@@ -1,1 +1,1 @@
-
+"""The door to llama.cpp: weights, caches, tokenizer, chat template, samplers and devices."""

@@ -1,1 +1,1 @@
-
+"""What this box is good at, found out by measuring."""

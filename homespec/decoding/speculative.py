@@ -1,0 +1,166 @@
+"""Speculative decoding: one round, and the loop. Plain decoding is a round with an empty draft.
+
+The cache contract
+------------------
+*Committed* tokens are final. Between rounds the target's cache holds all of them but the last, the
+*pending* one (before the first round: all but the prompt's last chunk). A round
+
+1. drafts: `draft = drafter.propose(committed, depth)`, the depth cut to the budget and the context
+2. verifies: `rows = target.extend(pending + draft)`; row i judges `draft[i]`, the last row gives the
+   bonus token
+3. accepts: an acceptance rule keeps a prefix of the draft, then adds one token of the target's own
+4. commits those tokens
+5. rolls back: `target.truncate(len(committed) - 1)`, absolute
+
+The drafter brings its own cache into line with `committed` when it is asked again, so a draft
+that was accepted whole is no special case. A round either commits or, on an exception (Ctrl-C is
+one), leaves the target's cache as it found it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from homespec.decoding.stats import GenerationStats, clock
+from homespec.decoding.types import (
+    NO_DRAFT,
+    CachedModel,
+    DepthPolicy,
+    Draft,
+    Drafter,
+    FinishReason,
+    Round,
+    Sampler,
+    TokenId,
+)
+from homespec.decoding.verify import AcceptanceRule, Uniform
+from homespec.errors import ContextFullError, UsageError
+
+
+@dataclass(slots=True)
+class SpeculativeDecoder:
+    """One sequence being decoded.
+
+    committed: the final tokens, prompt included; `finish_reason` is set when the loop ends.
+    """
+
+    target: CachedModel
+    drafter: Drafter
+    sampler: Sampler
+    rule: AcceptanceRule
+    policy: DepthPolicy
+    uniform: Uniform
+    end_tokens: frozenset[TokenId]
+    committed: list[TokenId] = field(default_factory=list)
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    finish_reason: FinishReason | None = None
+
+    def generate(
+        self, prompt: list[TokenId], max_tokens: int | None = None, batch_size: int = 512
+    ) -> Iterator[Round]:
+        """Yield rounds until an end token, the budget, or a full context.
+
+        max_tokens: budget of new tokens (>= 1), None for as many as the context holds.
+        batch_size: prompt tokens per pass. Raises ContextFullError when the prompt does not fit.
+        """
+        self._check_prompt(prompt, max_tokens)
+        started = clock()
+        self.prefill(prompt, batch_size)
+        # Token n_ctx + 1 can still be drawn: it is never evaluated.
+        budget = self.target.n_ctx + 1 - len(prompt)
+        budget = budget if max_tokens is None else min(budget, max_tokens)
+        while self.finish_reason is None:
+            first = self.stats.num_tokens == 0
+            # The first token is not kept waiting for a draft.
+            finished = self.round(0 if first else budget - self.stats.num_tokens - 1)
+            if first:
+                self.stats.record_first(finished, clock() - started)
+            else:
+                self.stats.record(finished)
+            self.stats.total_seconds = clock() - started
+            if finished.tokens[-1] in self.end_tokens:
+                self.finish_reason = FinishReason.STOP
+            elif self.stats.num_tokens >= budget:
+                self.finish_reason = FinishReason.LENGTH
+            yield finished
+            self.stats.total_seconds = clock() - started
+
+    def _check_prompt(self, prompt: list[TokenId], max_tokens: int | None) -> None:
+        if not prompt:
+            raise UsageError("The prompt is empty.", hint="Give at least one token of text.")
+        if max_tokens is not None and max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}, but must be at least 1.")
+        if len(prompt) > self.target.n_ctx:
+            raise ContextFullError(
+                f"The prompt has {len(prompt)} tokens, but the context holds {self.target.n_ctx}.",
+                hint="Shorten the prompt or ask for a larger context with -c.",
+            )
+
+    def prefill(self, prompt: list[TokenId], batch_size: int) -> None:
+        """Bring the target's cache to the prompt, but for the last chunk: round one takes that.
+
+        What the cache already holds of the prompt stays.
+        """
+        reused = min(common_prefix_length(self.target.tokens, prompt), len(prompt) - 1)
+        self.target.truncate(reused)
+        self.committed = list(prompt)
+        self.stats.num_prompt_tokens, self.stats.num_cached_tokens = len(prompt), reused
+        began = clock()
+        for start in range(reused, len(prompt) - batch_size, batch_size):
+            self.target.extend(prompt[start : start + batch_size], num_rows=0)
+        self.stats.prompt_seconds = clock() - began
+        self.sampler.prime(prompt)
+
+    def round(self, max_draft: int) -> Round:
+        """Draft, verify, commit, roll back. max_draft: the most tokens that may be drafted."""
+        began = clock()
+        cached = len(self.target.tokens)
+        pending = self.committed[cached:]
+        draft = self._draft(min(max_draft, self.target.n_ctx - len(self.committed)))
+        drafted = clock()
+        try:
+            rows = self.target.extend([*pending, *draft.tokens], len(draft.tokens) + 1)
+            verified = clock()
+            acceptance = self.rule(draft, rows, self.sampler, self.uniform, self.end_tokens)
+        except BaseException:
+            self.target.truncate(cached)
+            raise
+        self.committed.extend(acceptance.tokens)
+        self.target.truncate(min(len(self.committed) - 1, len(self.target.tokens)))
+        finished = Round(
+            draft=draft,
+            tokens=acceptance.tokens,
+            num_accepted=acceptance.num_accepted,
+            context_length=cached,
+            num_evaluated=len(pending) + len(draft.tokens),
+            draft_seconds=drafted - began,
+            verify_seconds=verified - drafted,
+            sample_seconds=clock() - verified,
+        )
+        self.drafter.observe(finished)
+        self.policy.observe(finished)
+        return finished
+
+    def _draft(self, max_draft: int) -> Draft:
+        depth = min(self.policy.depth(), max_draft) if max_draft > 0 else 0
+        if depth < 1:
+            return NO_DRAFT
+        draft = self.drafter.propose(self.committed, depth)
+        if len(draft.tokens) > depth:
+            raise AssertionError(f"{self.drafter.name} drafted more than {depth} tokens")
+        return draft
+
+
+def common_prefix_length(left: list[TokenId], right: list[TokenId]) -> int:
+    """How many leading tokens two lists share; slices are compared, not tokens one by one."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while low < high:  # left[:low] is shared, left[:high + 1] is not
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

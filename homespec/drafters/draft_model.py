@@ -1,0 +1,127 @@
+"""A second, smaller model proposes; it may be greedy, or sample from its own distribution."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from homespec.decoding.speculative import common_prefix_length
+from homespec.decoding.types import (
+    NO_DRAFT,
+    CachedModel,
+    Distribution,
+    Draft,
+    Round,
+    Row,
+    Sampler,
+    TokenId,
+)
+from homespec.decoding.verify import Uniform
+
+logger = logging.getLogger(__name__)
+
+
+class DraftModelDrafter:
+    """Drafts with a model of its own.
+
+    sampler: the draft's filters. uniform: for sampled drafts, the source of randomness; None
+    drafts greedily. p_min: stop where the draft's best token is less likely than this.
+    end_tokens: a draft ends with the first of them. n_vocab and forbidden: ids the target lacks or
+    reads otherwise; they are never proposed.
+    """
+
+    name = "draft_model"
+
+    def __init__(
+        self,
+        model: CachedModel,
+        sampler: Sampler,
+        *,
+        uniform: Uniform | None = None,
+        p_min: float = 0.0,
+        end_tokens: Collection[TokenId] = (),
+        n_vocab: int | None = None,
+        forbidden: Collection[TokenId] = (),
+    ) -> None:
+        self._model, self._sampler, self._uniform = model, sampler, uniform
+        self._p_min, self._end_tokens = p_min, frozenset(end_tokens)
+        self._n_vocab, self._forbidden = n_vocab, frozenset(forbidden)
+        self._full = False
+
+    def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
+        """Up to `max_tokens` tokens; none once the draft's own context is full."""
+        history = list(committed)
+        room = self._model.n_ctx - len(history) + 1
+        if room < 1:
+            self._notice_full()
+            return NO_DRAFT
+        row = self._align(history)
+        tokens: list[TokenId] = []
+        distributions: list[Distribution] = []
+        for _ in range(min(max_tokens, room)):
+            if tokens:
+                [row] = self._model.extend(tokens[-1:], 1)
+            choice = self._choose(row)
+            if choice is None:
+                break
+            token, q = choice
+            tokens.append(token)
+            distributions.append(q)
+            if token in self._end_tokens:
+                break
+        sampled = self._uniform is not None
+        return Draft(tuple(tokens), tuple(distributions) if sampled else None, self.name)
+
+    def _align(self, history: list[TokenId]) -> Row:
+        """Bring the cache to `history`: keep the common prefix, evaluate the rest."""
+        # At least the last token is evaluated, for its row.
+        shared = min(common_prefix_length(self._model.tokens, history), len(history) - 1)
+        self._model.truncate(shared)
+        return self._model.extend(history[shared:], 1)[0]
+
+    def _choose(self, row: Row) -> tuple[TokenId, Distribution] | None:
+        """The next token with its q; None to stop here.
+
+        Whether to stop must not hang on the token that was drawn: dropping drawn tokens one does
+        not like would change the distribution of what is verified.
+        """
+        if self._uniform is None and self._p_min <= 0 and not self._restricted:
+            token = self._sampler.best(row)
+            return token, Distribution.point(token)
+        q = self._allowed(self._sampler.distribution(row))
+        if q is None or q.probabilities.max() < self._p_min:
+            return None
+        if self._uniform is None:
+            best = int(q.ids[np.argmax(q.probabilities)])
+            return best, Distribution.point(best)
+        return q.sample(self._uniform()), q
+
+    @property
+    def _restricted(self) -> bool:
+        return self._n_vocab is not None or bool(self._forbidden)
+
+    def _allowed(self, q: Distribution) -> Distribution | None:
+        """q without the ids that may not be proposed, renormalised; None if nothing is left."""
+        if not self._restricted:
+            return q
+        kept = np.ones(len(q.ids), bool)
+        if self._n_vocab is not None:
+            kept &= q.ids < self._n_vocab
+        if self._forbidden:
+            kept &= ~np.isin(q.ids, list(self._forbidden))
+        if kept.all():
+            return q
+        mass = q.probabilities[kept]
+        return Distribution(q.ids[kept], mass / mass.sum()) if mass.sum() > 0 else None
+
+    def _notice_full(self) -> None:
+        if not self._full:
+            self._full = True
+            logger.warning("The draft model's context is full: going on without it.")
+
+    def observe(self, finished: Round) -> None:
+        """Keep the draft's sampler on the committed tokens."""
+        for token in finished.tokens:
+            self._sampler.accept(token)

@@ -1,0 +1,520 @@
+"""Joins the parts: finds the files, loads them, and decodes with them.
+
+`load` gives an `Engine`; `Engine.stream` starts a `Generation`, which yields pieces of text and ends
+with a `Result`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from homespec.decoding.depth import FixedDepth
+from homespec.decoding.sampling import MAX_SEED, SamplingParams
+from homespec.decoding.speculative import SpeculativeDecoder
+from homespec.decoding.stats import GenerationStats
+from homespec.decoding.text import TextStream
+from homespec.decoding.types import DepthPolicy, Drafter, FinishReason, Round
+from homespec.decoding.verify import RULES
+from homespec.drafters import DRAFTERS
+from homespec.drafters.draft_model import DraftModelDrafter
+from homespec.drafters.ngram import NgramDrafter
+from homespec.drafters.none import NoDrafter
+from homespec.errors import IncompatiblePairError, UsageError
+from homespec.llama.chat_template import ChatTemplate, Message
+from homespec.llama.context import Context, ContextParams
+from homespec.llama.memory import peak_memory_bytes
+from homespec.llama.model import ALL_LAYERS, Model
+from homespec.llama.sampler import SamplerChain, json_schema_grammar
+from homespec.llama.tokenizer import Tokenizer
+from homespec.models import sources
+from homespec.models.catalog import load_catalog
+from homespec.models.gguf_header import read_header
+from homespec.models.references import Progress
+from homespec.models.tokenizer_check import Compatibility, check_tokenizers
+
+DEFAULT_TARGET = "starter"
+DEFAULT_DRAFT_DEPTH = 3
+MAX_DRAFT_DEPTH = 32
+DRAFT_SAMPLING = ("auto", "greedy", "probabilistic")
+
+Prompt = str | Sequence[Message]
+LoadProgress = Callable[[str, float], None]
+"""Called with what is being loaded (`target` or `draft`) and the share done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParams:
+    """Where and how the two models are loaded.
+
+    n_ctx: context in tokens, 0 for what the target was trained for. devices: names, None for all.
+    Cache types and flash attention are the target's; the draft has its own.
+    """
+
+    n_ctx: int = 4096
+    n_batch: int = 512
+    gpu_layers: int = ALL_LAYERS
+    draft_gpu_layers: int = ALL_LAYERS
+    devices: tuple[str, ...] | None = None
+    draft_devices: tuple[str, ...] | None = None
+    threads: int = 0
+    threads_batch: int = 0
+    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    draft_flash_attention: str = "auto"
+    draft_cache_type_k: str = "f16"
+    draft_cache_type_v: str = "f16"
+    mmap: bool = True
+    mlock: bool = False
+    max_draft_depth: int = MAX_DRAFT_DEPTH
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateParams:
+    """What one generation is to do.
+
+    max_tokens: None for as many as the context holds. spec_type: a name of DRAFTERS, None for
+    `draft_model` where a draft is loaded and `ngram` else. rule: `match` or `rejection`, None for
+    the one that fits the draft. draft_sampling: `probabilistic` samples the draft from its own
+    distribution, `greedy` does not, `auto` does at a temperature above 0.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    raw: bool = False
+    spec_type: str | None = None
+    draft_depth: int = DEFAULT_DRAFT_DEPTH
+    p_min: float = 0.0
+    draft_sampling: str = "auto"
+    rule: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec_type is not None and self.spec_type not in DRAFTERS:
+            raise UsageError(
+                f"{self.spec_type!r} is no kind of speculation.",
+                hint=f"Known: {', '.join(DRAFTERS)}.",
+            )
+        if not 0 <= self.draft_depth <= MAX_DRAFT_DEPTH:
+            raise UsageError(
+                f"The draft depth is {self.draft_depth}, "
+                f"but must lie between 0 and {MAX_DRAFT_DEPTH}."
+            )
+        if self.rule not in (None, "match", "rejection"):
+            raise UsageError(f"{self.rule!r} is no acceptance rule; match and rejection are.")
+        if self.draft_sampling not in DRAFT_SAMPLING:
+            raise UsageError(
+                f"Draft sampling is one of {', '.join(DRAFT_SAMPLING)}, not {self.draft_sampling!r}."
+            )
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError(f"max_tokens is {self.max_tokens}, but must be at least 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of text of a running generation; `accepted`: the token was drafted, then accepted."""
+
+    text: str
+    token: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished generation. `tokens` are those of `text`, without the end token."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    seed: int
+    stats: GenerationStats
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason.value,
+            "seed": self.seed,
+            "stats": self.stats.as_dict(),
+        }
+
+
+class Generation:
+    """A generation under way: iterate for its chunks, then read `result`.
+
+    `cancel` (or leaving the loop) ends it; what came so far is the result.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        prompt: list[int],
+        params: GenerateParams,
+        text: TextStream,
+        samplers: Sequence[SamplerChain],
+        seed: int,
+    ) -> None:
+        self._decoder, self._prompt, self._params = decoder, prompt, params
+        self._text, self._samplers, self._seed = text, samplers, seed
+        self._tokens: list[int] = []
+        self._result: Result | None = None
+        self._chunks = self._run()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def _run(self) -> Iterator[Chunk]:
+        decoder = self._decoder
+        try:
+            for finished in decoder.generate(self._prompt, self._params.max_tokens):
+                yield from self._push(finished)
+                if self._text.stopped:
+                    decoder.finish_reason = FinishReason.STOP
+                    break
+            rest = self._text.flush()
+            if rest:
+                yield Chunk(rest, self._tokens[-1], False)
+        finally:
+            self._finish()
+
+    def _push(self, finished: Round) -> Iterator[Chunk]:
+        for i, token in enumerate(finished.tokens):
+            if token in self._decoder.end_tokens:
+                return
+            self._tokens.append(token)
+            text = self._text.push(token)
+            if text:
+                yield Chunk(text, token, accepted=i < finished.num_accepted)
+            if self._text.stopped:
+                return
+
+    def _finish(self) -> None:
+        """Cut ids and cache to the text, free the samplers, make the result."""
+        if self._result is not None:
+            return
+        self._text.flush()
+        kept = self._tokens[: self._text.num_kept]
+        if self._text.stopped:
+            history = len(self._prompt) + len(kept)
+            target = self._decoder.target
+            target.truncate(min(history, len(target.tokens)))
+        for sampler in self._samplers:
+            sampler.close()
+        stats = self._decoder.stats
+        stats.peak_memory_bytes = peak_memory_bytes()
+        reason = self._decoder.finish_reason or FinishReason.CANCELLED
+        self._result = Result(self._text.text, tuple(kept), reason, self._seed, stats)
+
+    def cancel(self) -> None:
+        """End it here."""
+        self._chunks.close()  # type: ignore[attr-defined]  # it is a generator
+        self._finish()
+
+    @property
+    def result(self) -> Result:
+        """The result; a generation that is not finished yet is run to its end."""
+        for _ in self._chunks:
+            pass
+        self._finish()
+        assert self._result is not None
+        return self._result
+
+
+class Engine:
+    """A target, perhaps a draft, and their caches. Close it, or use it in a `with` block."""
+
+    def __init__(
+        self,
+        target: Path,
+        draft: Path | None = None,
+        params: LoadParams | None = None,
+        progress: LoadProgress | None = None,
+    ) -> None:
+        """Load the files.
+
+        Raises UsageError, ModelError, IncompatiblePairError, OutOfMemoryError, LibraryError.
+        """
+        self.params = params = params or LoadParams()
+        self.compatibility = _check_files(target, draft)
+        self._open: list[Model | Context] = []
+        try:
+            self.model = self._keep(
+                Model(
+                    target,
+                    gpu_layers=params.gpu_layers,
+                    devices=list(params.devices) if params.devices else None,
+                    mmap=params.mmap,
+                    mlock=params.mlock,
+                    progress=_named(progress, "target"),
+                )
+            )
+            self.tokenizer = Tokenizer(self.model)
+            self.context = self._keep(Context(self.model, self._target_context(params)))
+            self.draft_context = self._load_draft(draft, progress) if draft else None
+        except BaseException:
+            self.close()
+            raise
+
+    def _keep(self, resource: Any) -> Any:
+        self._open.append(resource)
+        return resource
+
+    def _target_context(self, params: LoadParams) -> ContextParams:
+        return ContextParams(
+            n_ctx=params.n_ctx or self.model.n_ctx_train,
+            n_batch=params.n_batch,
+            max_rows=params.max_draft_depth + 1,
+            threads=params.threads,
+            threads_batch=params.threads_batch,
+            flash_attention=params.flash_attention,
+            cache_type_k=params.cache_type_k,
+            cache_type_v=params.cache_type_v,
+            snapshots=params.max_draft_depth + 1 if self.model.recurrent else 0,
+        )
+
+    def _load_draft(self, draft: Path, progress: LoadProgress | None) -> Context:
+        params = self.params
+        model = self._keep(
+            Model(
+                draft,
+                gpu_layers=params.draft_gpu_layers,
+                devices=list(params.draft_devices) if params.draft_devices else None,
+                mmap=params.mmap,
+                mlock=params.mlock,
+                progress=_named(progress, "draft"),
+            )
+        )
+        settings = replace(
+            self._target_context(params),
+            # As long as the target's: a shorter one would stop drafting in mid-conversation.
+            n_ctx=self.context.n_ctx,
+            max_rows=1,
+            flash_attention=params.draft_flash_attention,
+            cache_type_k=params.draft_cache_type_k,
+            cache_type_v=params.draft_cache_type_v,
+            snapshots=params.max_draft_depth + 1 if model.recurrent else 0,
+        )
+        context: Context = self._keep(Context(model, settings))
+        return context
+
+    def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
+        """A prompt's tokens: text or messages through the chat template; `raw` text as it stands.
+
+        Raises UsageError for an empty prompt, ModelError for a model without a chat template.
+        """
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise UsageError("The prompt is empty.", hint="Give some text to answer.")
+            if raw:
+                return self.tokenizer.encode(prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        if system:
+            prompt = [{"role": "system", "content": system}, *prompt]
+        return ChatTemplate(self.model, self.tokenizer).encode(prompt)
+
+    def stream(
+        self,
+        prompt: Prompt | list[int],
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Any,
+    ) -> Generation:
+        """Start a generation; nothing is decoded until it is iterated.
+
+        prompt: text, messages, or token ids. options: the fields of GenerateParams.
+        """
+        params = _generate_params(options)
+        tokens = (
+            list(prompt)
+            if _is_tokens(prompt)
+            else self.encode(prompt, system=system, raw=params.raw)  # type: ignore[arg-type]
+        )
+        sampling = sampling or SamplingParams()
+        seed = random.SystemRandom().randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
+        sampling = replace(sampling, seed=seed)
+        end_tokens = self.tokenizer.end_tokens
+        if params.ignore_eos:
+            banned = tuple((token, float("-inf")) for token in end_tokens)
+            sampling = replace(sampling, logit_bias=(*sampling.logit_bias, *banned))
+            end_tokens = frozenset()
+        chain = SamplerChain(self.model, sampling)
+        drafter, samplers = self._drafter(params, sampling)
+        decoder = SpeculativeDecoder(
+            target=self.context,
+            drafter=drafter,
+            sampler=chain,
+            rule=RULES[self._rule(params, sampling, drafter)],
+            policy=self._policy(params, drafter),
+            uniform=random.Random(seed).random,
+            end_tokens=end_tokens,
+        )
+        text = TextStream(self.tokenizer.piece, params.stop)
+        return Generation(decoder, tokens, params, text, [chain, *samplers], seed)
+
+    def generate(
+        self,
+        prompt: Prompt | list[int],
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        **options: Any,
+    ) -> Result:
+        """Generate to the end; arguments as for `stream`."""
+        return self.stream(prompt, system=system, sampling=sampling, **options).result
+
+    def _drafter(
+        self, params: GenerateParams, sampling: SamplingParams
+    ) -> tuple[Drafter, list[SamplerChain]]:
+        kind = params.spec_type or ("draft_model" if self.draft_context else "ngram")
+        if kind == "ngram":
+            return NgramDrafter(), []
+        if kind == "none":
+            return NoDrafter(), []
+        if self.draft_context is None:
+            raise UsageError(
+                "Drafting with a model needs a draft model.", hint="Name one with -md FILE."
+            )
+        sampled = _samples_draft(params, sampling)
+        # A greedy draft needs probabilities for p_min alone: llama.cpp takes them from the top 10.
+        draft_sampling = (
+            replace(sampling, grammar=None)
+            if sampled
+            else SamplingParams(temperature=1, top_k=10, top_p=1, min_p=0)
+        )
+        model = self.draft_context.model
+        chain = SamplerChain(model, draft_sampling)
+        check = self.compatibility
+        drafter = DraftModelDrafter(
+            self.draft_context,
+            chain,
+            uniform=random.Random(f"{sampling.seed}/draft").random if sampled else None,
+            p_min=params.p_min,
+            end_tokens=self.tokenizer.end_tokens,
+            n_vocab=self.model.n_vocab if model.n_vocab > self.model.n_vocab else None,
+            forbidden=check.forbidden_ids if check else (),
+        )
+        return drafter, [chain]
+
+    def _rule(self, params: GenerateParams, sampling: SamplingParams, drafter: Drafter) -> str:
+        if sampling.greedy:
+            return "greedy"
+        if params.rule:
+            return params.rule
+        sampled = drafter.name == "draft_model" and _samples_draft(params, sampling)
+        return "rejection" if sampled else "match"
+
+    def _policy(self, params: GenerateParams, drafter: Drafter) -> DepthPolicy:
+        if drafter.name == "none" or not self.context.can_truncate:
+            return FixedDepth(0)
+        return FixedDepth(min(params.draft_depth, self.params.max_draft_depth))
+
+    def close(self) -> None:
+        """Free caches and weights; once is enough, twice does no harm."""
+        while self._open:
+            self._open.pop().close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def load(
+    target: str | os.PathLike[str] | None = None,
+    draft: str | os.PathLike[str] | None = None,
+    *,
+    progress: LoadProgress | None = None,
+    download_progress: Progress | None = None,
+    **options: Any,
+) -> Engine:
+    """Load a target and, if given, a draft.
+
+    target: a GGUF file, a name of the catalogue, or a source such as `hf:user/repo@rev/file`;
+    None for the starter model. A catalogue name brings the pair's own draft along.
+    options: the fields of LoadParams. Raises HomespecError subclasses, each with a hint.
+    """
+    unknown = options.keys() - LoadParams.__dataclass_fields__.keys()
+    if unknown:
+        raise UsageError(f"load() has no option {sorted(unknown)[0]!r}.")
+    target_path, own_draft = resolve(target, download_progress)
+    draft_path = resolve(draft, download_progress)[0] if draft is not None else own_draft
+    return Engine(target_path, draft_path, LoadParams(**options), progress)
+
+
+def resolve(
+    model: str | os.PathLike[str] | None, progress: Progress | None = None
+) -> tuple[Path, Path | None]:
+    """(target file, draft file or None) of a path, a catalogue name or a source; fetched if need be."""
+    text = os.fspath(model) if model is not None else DEFAULT_TARGET
+    if Path(text).exists() or text.endswith(".gguf") and ":" not in text:
+        return Path(text), None
+    if ":" in text:
+        return sources.fetch(sources.parse_source(text), progress=progress), None
+    pair = load_catalog().get(text)
+    target = sources.fetch(pair.target.source, progress=progress)
+    return target, sources.fetch(pair.draft.source, progress=progress) if pair.draft else None
+
+
+def _check_files(target: Path, draft: Path | None) -> Compatibility | None:
+    """Read the headers: a bad file or pair is told before a weight is loaded."""
+    header = read_header(target)
+    header.require_decoder()
+    if draft is None:
+        return None
+    draft_header = read_header(draft)
+    draft_header.require_decoder()
+    compatibility = check_tokenizers(header, draft_header)
+    if compatibility.verdict == "incompatible":
+        raise IncompatiblePairError(
+            f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
+            hint="Choose a draft of the same model family, or go without: --spec-type ngram.",
+        )
+    return compatibility
+
+
+def _generate_params(options: dict[str, Any]) -> GenerateParams:
+    unknown = options.keys() - GenerateParams.__dataclass_fields__.keys()
+    if unknown:
+        raise UsageError(f"generate() has no option {sorted(unknown)[0]!r}.")
+    return GenerateParams(**options)
+
+
+def _samples_draft(params: GenerateParams, sampling: SamplingParams) -> bool:
+    if sampling.greedy or params.draft_sampling == "greedy":
+        return False
+    # The match rule asks for one token only: the likeliest is the best guess.
+    return params.draft_sampling == "probabilistic" or params.rule != "match"
+
+
+def _is_tokens(prompt: object) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
+
+
+def _named(progress: LoadProgress | None, name: str) -> Callable[[float], None] | None:
+    return None if progress is None else lambda share: progress(name, share)
+
+
+__all__ = [
+    "Chunk",
+    "Engine",
+    "GenerateParams",
+    "Generation",
+    "LoadParams",
+    "Result",
+    "json_schema_grammar",
+    "load",
+]

@@ -1,0 +1,277 @@
+"""A model's key-value cache: passes over many tokens, and taking them back."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespec.errors import CannotRunError, OutOfMemoryError, RefusedError, UsageError
+from homespec.llama.devices import num_threads
+from homespec.llama.library import clear_errors, last_error, library
+from homespec.llama.model import Model
+
+CACHE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "iq4_nl": 20,
+    "bf16": 30,
+}
+"""ggml's numbers for the types a K or V cache may have."""
+
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+_NO_SLOT, _ABORTED = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams:
+    """Settings of a context. Sizes in tokens; threads 0 means the physical cores.
+
+    max_rows: the most tokens of one pass whose logits are asked for (draft depth + 1).
+    """
+
+    n_ctx: int = 4096
+    n_batch: int = 512
+    max_rows: int = 33
+    threads: int = 0
+    threads_batch: int = 0
+    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    offload_kqv: bool = True
+    snapshots: int = 0  # states a recurrent model keeps, so that as many tokens can be taken back
+
+    def __post_init__(self) -> None:
+        if self.flash_attention not in FLASH_ATTENTION:
+            raise UsageError(
+                f"Flash attention {self.flash_attention!r} is not one of on, off, auto."
+            )
+        for value in (self.cache_type_k, self.cache_type_v):
+            if value not in CACHE_TYPES:
+                raise UsageError(
+                    f"{value!r} is no cache type.", hint=f"Known: {', '.join(CACHE_TYPES)}."
+                )
+        if self.n_ctx < 1:
+            raise UsageError(f"The context must hold at least one token, not {self.n_ctx}.")
+
+
+class LogitsRow:
+    """The logits of one token of the last pass, in llama.cpp's own buffer: no copy is made."""
+
+    __slots__ = ("context", "index")
+
+    def __init__(self, context: Context, index: int) -> None:
+        self.context = context
+        self.index = index  # position in the batch
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """(n_vocab,) view, valid until the next pass."""
+        address = self.context.logits_address(self.index)
+        length = self.context.model.n_vocab
+        return np.frombuffer((ctypes.c_float * length).from_address(address), np.float32)
+
+
+class Context:
+    """A cache of one sequence over a model's weights; keeps the CachedModel protocol."""
+
+    def __init__(self, model: Model, params: ContextParams | None = None) -> None:
+        """Allocate the cache and the compute buffers.
+
+        Raises OutOfMemoryError, and UsageError for settings the model cannot have together.
+        """
+        params = params or ContextParams()
+        self.model = model
+        self.params = params
+        self._library = library()
+        self._tokens: list[int] = []
+        clear_errors()
+        self.pointer = self._library.llama_init_from_model(model.pointer, self._native(params))
+        if not self.pointer:
+            raise self._init_error()
+        self._memory = self._library.llama_get_memory(self.pointer)
+        self.n_ctx = min(int(self._library.llama_n_ctx(self.pointer)), params.n_ctx)
+        self.n_batch = int(self._library.llama_n_batch(self.pointer))
+        self._make_batch()
+        self.can_truncate = not model.recurrent or self._probe_truncation()
+
+    def _native(self, params: ContextParams) -> Any:
+        native = self._library.llama_context_default_params()
+        native.n_ctx = params.n_ctx
+        native.n_batch = native.n_ubatch = min(params.n_batch, params.n_ctx)
+        native.n_seq_max = 1
+        # Fewer rows than tokens: the logits of a whole batch would take n_batch x n_vocab floats.
+        native.n_outputs_max = min(params.max_rows, native.n_batch)
+        native.n_threads = params.threads or num_threads()
+        native.n_threads_batch = params.threads_batch or native.n_threads
+        native.flash_attn_type = FLASH_ATTENTION[params.flash_attention]
+        native.type_k = CACHE_TYPES[params.cache_type_k]
+        native.type_v = CACHE_TYPES[params.cache_type_v]
+        native.offload_kqv = params.offload_kqv
+        native.op_offload = params.offload_kqv
+        # Without it a sliding-window cache forgets cells that a rollback needs again.
+        native.swa_full = True
+        native.n_rs_seq = params.snapshots
+        native.no_perf = True
+        return native
+
+    def _init_error(self) -> Exception:
+        reason = last_error()
+        if "alloc" in reason or "memory" in reason.lower() or not reason:
+            return OutOfMemoryError(
+                f"There is not enough memory for a context of {self.params.n_ctx} tokens"
+                f"{f': {reason}' if reason else ''}.",
+                hint="Ask for a smaller context with -c, or a smaller cache type with -ctk/-ctv.",
+            )
+        return UsageError(
+            f"llama.cpp refuses these settings: {reason}.",
+            hint="A quantized V cache needs flash attention on (-fa on).",
+        )
+
+    def _make_batch(self) -> None:
+        """One batch for all passes; views over its arrays are filled, not its elements."""
+        self._batch = self._library.llama_batch_init(self.n_batch, 0, 1)
+        self._token = _view(self._batch.token, self.n_batch, np.int32)
+        self._position = _view(self._batch.pos, self.n_batch, np.int32)
+        self._wanted = _view(self._batch.logits, self.n_batch, np.int8)
+        _view(self._batch.n_seq_id, self.n_batch, np.int32)[:] = 1
+        for i in range(self.n_batch):
+            self._batch.seq_id[i][0] = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens in the cache, in order; not to be changed."""
+        return self._tokens
+
+    def extend(self, tokens: Sequence[int], num_rows: int) -> list[LogitsRow]:
+        """Append tokens; return a row for each of the last `num_rows` of them.
+
+        More than a batch of tokens takes several passes; rows come from the last one.
+        """
+        if not tokens:
+            return []
+        before = len(self._tokens)
+        if before + len(tokens) > self.n_ctx:
+            raise AssertionError(f"{before} + {len(tokens)} tokens exceed n_ctx {self.n_ctx}")
+        fresh = np.asarray(tokens, np.int32)
+        if fresh.size and not (fresh.min() >= 0 and fresh.max() < self.model.n_vocab):
+            raise UsageError(f"Token ids must lie between 0 and {self.model.n_vocab - 1}.")
+        n = len(tokens)
+        cuts = [*range(0, n, self.n_batch), n]
+        if len(cuts) > 2:  # the last pass must hold all rows that are wanted
+            cuts[-2] = min(cuts[-2], n - num_rows)
+        try:
+            for start, end in itertools.pairwise(cuts):
+                self._pass(fresh[start:end], before + start, num_rows if end == n else 0)
+        except BaseException:
+            self._remove_from(before)
+            raise
+        last = n - cuts[-2]
+        self._tokens.extend(tokens)
+        return [LogitsRow(self, i) for i in range(last - num_rows, last)]
+
+    def _pass(self, tokens: NDArray[np.int32], position: int, num_rows: int) -> None:
+        n = len(tokens)
+        self._batch.n_tokens = n
+        self._token[:n] = tokens
+        self._position[:n] = np.arange(position, position + n)
+        self._wanted[:n] = 0
+        self._wanted[n - num_rows : n] = num_rows > 0
+        clear_errors()
+        status = self._library.llama_decode(self.pointer, self._batch)
+        if status != 0:
+            raise self._pass_error(status)
+
+    def _pass_error(self, status: int) -> Exception:
+        if status == _ABORTED:
+            return KeyboardInterrupt()
+        if status == _NO_SLOT:
+            return CannotRunError("llama.cpp found no room in the cache for a pass.")
+        reason = last_error() or f"code {status}"
+        if "alloc" in reason or "memory" in reason.lower():
+            return OutOfMemoryError(
+                f"Memory ran short during a pass: {reason}.",
+                hint="Use a smaller context (-c) or offload fewer layers (-ngl).",
+            )
+        return CannotRunError(f"llama.cpp failed during a pass: {reason}.")
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache.
+
+        Raises RefusedError when the model cannot drop the rest; the cache is then cleared.
+        """
+        if not 0 <= length <= len(self._tokens):
+            raise AssertionError(f"cannot keep {length} of {len(self._tokens)} tokens")
+        if length == len(self._tokens):
+            return
+        removed = self._remove_from(length)
+        del self._tokens[length:]
+        if not removed:
+            self.clear()
+            raise RefusedError(
+                "This model's cache cannot drop a part of its tokens.",
+                hint="Decode it without speculation: --spec-type none.",
+            )
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        self._library.llama_memory_clear(self._memory, False)
+        self._tokens.clear()
+
+    def _remove_from(self, position: int) -> bool:
+        return bool(self._library.llama_memory_seq_rm(self._memory, 0, position, -1))
+
+    def _probe_truncation(self) -> bool:
+        """Whether two of four tokens can be taken back; leaves the cache empty."""
+        self.extend([0, 0, 0, 0], 0)
+        removed = self._remove_from(2)
+        self.clear()
+        return removed
+
+    def logits_address(self, index: int) -> int:
+        """Address of the logits of batch position `index`."""
+        pointer = self._library.llama_get_logits_ith(self.pointer, index)
+        if not pointer:
+            raise AssertionError(f"the last pass kept no logits at {index}")
+        return ctypes.addressof(pointer.contents)
+
+    def set_threads(self, threads: int, threads_batch: int) -> None:
+        """Threads for passes of one token, and of several."""
+        self._library.llama_set_n_threads(self.pointer, threads, threads_batch)
+
+    def close(self) -> None:
+        """Free cache and buffers; once is enough, twice does no harm."""
+        if self.pointer:
+            self._library.llama_batch_free(self._batch)
+            self._library.llama_free(self.pointer)
+            self.pointer = None
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _view(pointer: Any, length: int, dtype: Any) -> NDArray[Any]:
+    """An array over memory that llama.cpp owns."""
+    kind = np.ctypeslib.as_ctypes_type(dtype)
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    return np.frombuffer((kind * length).from_address(address or 0), dtype)

@@ -1,0 +1,102 @@
+"""llama.cpp itself: loading the library, its log, its build features, and errors it only logs."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import logging
+import os
+import re
+from typing import Any
+
+from homespec.errors import LibraryError
+
+logger = logging.getLogger("homespec.llama")
+
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.DEBUG}
+_ERROR = 3
+_recent_errors: collections.deque[str] = collections.deque(maxlen=8)
+
+
+@functools.cache
+def library() -> Any:
+    """llama.cpp's low-level bindings, initialised once; its log goes to `homespec.llama`.
+
+    Raises LibraryError where the library is missing or cannot be loaded.
+    """
+    # An abort inside llama.cpp must end the process, not start a debugger on it.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    try:
+        import llama_cpp  # noqa: PLC0415 - slow, and absent on a half set-up machine
+    except (ImportError, OSError, RuntimeError) as exc:
+        raise LibraryError(
+            f"The llama.cpp library cannot be loaded: {exc}.",
+            hint="Run ./scripts/setup, which builds it for this machine.",
+        ) from exc
+    low_level = llama_cpp.llama_cpp
+    low_level.llama_log_set(_log_callback(low_level), ctypes.c_void_p(0))
+    low_level.llama_backend_init()
+    return low_level
+
+
+@functools.cache
+def ggml() -> Any:
+    """The ggml library below llama.cpp: device queries live there."""
+    library()
+    from llama_cpp._ggml import libggml  # noqa: PLC0415 - as above
+
+    return libggml
+
+
+@functools.cache
+def _log_callback(low_level: Any) -> Any:
+    # Kept by the cache: llama.cpp holds a pointer to it for good.
+    def log(level: int, text: bytes, _: object) -> None:
+        line = text.decode("utf-8", "replace").strip()
+        if not line or line.strip(".") == "":
+            return
+        # One notch quieter than llama.cpp rates itself: a failure is raised by us, with a sentence.
+        logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+        if level >= _ERROR and level < _ERROR + 1:
+            _recent_errors.append(line)
+
+    return low_level.llama_log_callback(log)
+
+
+def clear_errors() -> None:
+    """Forget what llama.cpp logged; called before an operation that may fail."""
+    _recent_errors.clear()
+
+
+def last_error() -> str:
+    """What llama.cpp said when it failed, without its function names; "" if nothing."""
+    for line in _recent_errors:
+        found = re.sub(r"^[\w:~]+(\([^)]*\))?: ", "", line)
+        found = re.sub(r"^error loading model( \w+)?: ", "", found)
+        if found and "failed to load model" not in found:
+            return found
+    return ""
+
+
+def version() -> str:
+    """The version of llama-cpp-python, the package that carries the library."""
+    import llama_cpp  # noqa: PLC0415 - as above
+
+    return str(llama_cpp.__version__)
+
+
+def build_features() -> dict[str, list[str]]:
+    """What the library was built for: {"CPU": ["AVX2", "FMA", ...], "CUDA": [...]}."""
+    text: bytes = library().llama_print_system_info()
+    features: dict[str, list[str]] = {}
+    backend = "CPU"
+    for part in text.decode().split("|"):
+        label, _, rest = part.strip().rpartition(" : ")
+        backend = label or backend
+        name, _, value = rest.partition(" = ")
+        if name and value.strip() not in ("", "0"):
+            features.setdefault(backend, []).append(
+                name if value.strip() == "1" else f"{name}={value.strip()}"
+            )
+    return features
