@@ -1,0 +1,104 @@
+"""Drafters one by one, without a loop."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from homespec.decoding.sampling import SamplingParams
+from homespec.drafters import DRAFTERS, DraftModelDrafter, NgramDrafter
+from homespec.errors import UsageError
+from tests.fakes import FakeModel, FakeSampler, hashed_logits
+
+
+def test_names_are_keys() -> None:
+    assert all(cls.name == name for name, cls in DRAFTERS.items())
+
+
+def test_ngram_prefers_the_longest_match_then_the_latest() -> None:
+    history = [1, 2, 3, 70, 9, 2, 3, 80, 5, 1, 2, 3]
+    assert NgramDrafter(max_ngram=3).propose(history, 1).tokens == (70,)
+    assert NgramDrafter(max_ngram=2).propose(history, 1).tokens == (80,)
+
+
+def test_ngram_finds_nothing_new() -> None:
+    assert NgramDrafter().propose([1, 2, 3, 4], 4).tokens == ()
+    assert NgramDrafter().propose([1], 4).tokens == ()
+    assert NgramDrafter(min_ngram=1).propose([1], 4).tokens == ()
+
+
+def test_ngram_runs_on_into_its_own_copy() -> None:
+    assert NgramDrafter().propose([1, 2, 1, 2, 1, 2], 5).tokens == (1, 2, 1, 2, 1)
+
+
+def test_ngram_index_grown_or_made_anew_is_the_same() -> None:
+    rng = random.Random(3)
+    history = [rng.randrange(4) for _ in range(120)]
+    grown = NgramDrafter()
+    for end in range(1, len(history)):
+        fresh = NgramDrafter()
+        assert grown.propose(history[:end], 6) == fresh.propose(history[:end], 6)
+    # another history: what was indexed before is forgotten
+    other = [9, 8, 7, 9, 8]
+    assert grown.propose(other, 2).tokens == (7, 9)
+    assert grown.propose([1, 2, 3], 2).tokens == ()
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(2, 3), (3, 0)])
+def test_ngram_lengths_are_checked(longest: int, shortest: int) -> None:
+    with pytest.raises(UsageError):
+        NgramDrafter(longest, shortest)
+
+
+def peaked(tokens: list[int]) -> np.ndarray:
+    """Sure of the next token while there are few, then undecided."""
+    return np.eye(8)[(tokens[-1] + 1) % 8] * (9.0 if len(tokens) < 4 else 0.5)
+
+
+def test_a_draft_stops_where_it_is_unsure() -> None:
+    params = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+    drafter = DraftModelDrafter(FakeModel(peaked), FakeSampler(params), p_min=0.5)
+    assert drafter.propose([1, 2], 6).tokens == (3, 4)
+
+
+def test_a_draft_ends_with_an_end_token() -> None:
+    drafter = DraftModelDrafter(FakeModel(peaked), FakeSampler(), end_tokens={4})
+    assert drafter.propose([1], 6).tokens == (2, 3, 4)
+
+
+def test_forbidden_and_padding_ids_are_never_proposed() -> None:
+    params = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+    model = FakeModel(hashed_logits(8), n_ctx=4096)
+    drafter = DraftModelDrafter(
+        model,
+        FakeSampler(params),
+        uniform=random.Random(0).random,
+        n_vocab=6,
+        forbidden=(0, 3),
+    )
+    draft = drafter.propose([1], 300)
+    assert set(draft.tokens) == {1, 2, 4, 5}
+    assert draft.distributions is not None
+    for token, q in zip(draft.tokens, draft.distributions, strict=True):
+        assert q.probability(token) > 0
+        assert q.probabilities.sum() == pytest.approx(1)
+        assert {0, 3, 6, 7}.isdisjoint(q.ids.tolist())
+
+
+def test_a_sampled_draft_carries_the_q_it_was_drawn_from() -> None:
+    """Over many draws the frequencies are those of q."""
+    params = SamplingParams(temperature=1, top_k=3, top_p=1, min_p=0)
+    uniform = random.Random(5).random
+    counts = np.zeros(8)
+    for _ in range(4000):
+        model = FakeModel(hashed_logits(8))
+        drafter = DraftModelDrafter(model, FakeSampler(params), uniform=uniform)
+        draft = drafter.propose([1, 2], 1)
+        counts[draft.tokens[0]] += 1
+        assert draft.distributions is not None
+        [q] = draft.distributions
+    expected = np.zeros(8)
+    expected[q.ids] = q.probabilities * 4000
+    assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected + 1))
