@@ -1,0 +1,91 @@
+"""All that decides what the built library holds, and the key that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from setup_steps.backends import Backend
+from setup_steps.toolchain import AmxChoice, Toolchain
+
+INCLUDE = Path(__file__).with_name("llama.cmake")
+BUILD_VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "HIPFLAGS")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that decides what the built library holds."""
+
+    version: str
+    backend: Backend
+    toolchain: Toolchain
+    amx: AmxChoice
+    variables: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """The same for every Python and every clone, other for another compiler, CPU or flag."""
+        parts = (
+            self.version,
+            INCLUDE.read_text(encoding="utf-8"),
+            self.settings(),
+            self.backend.identity,
+            self.toolchain.version,
+            sorted(self.toolchain.native_macros),
+            self.amx.flags,
+            sorted(self.variables.items()),
+            platform.system(),
+            platform.machine(),
+        )
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+        return f"{self.version}-{self.backend.name}-{digest}"
+
+    def settings(self) -> list[str]:
+        """The build backend's settings, apart from paths."""
+        defines = {"LLAVA_BUILD": "OFF", **self.backend.cmake}
+        return [
+            *(f"cmake.define.{name}={value}" for name, value in defines.items()),
+            # make would compile one file at a time; ninja comes from the index where it is missing
+            "ninja.make-fallback=false",
+            # second and third copies of the libraries, and headers for C++ programs
+            "wheel.exclude=/lib/;/include/;/bin/;*.so.*.*.*;*.*.*.*.dylib",
+        ]
+
+    def environment(self, jobs: int) -> dict[str, str]:
+        """The environment of the build."""
+        flags = " ".join(self.amx.flags)
+        added = {
+            "CC": self.toolchain.cc,
+            "CXX": self.toolchain.cxx,
+            "CFLAGS": f"{self.variables.get('CFLAGS', '')} {flags}".strip(),
+            "CXXFLAGS": f"{self.variables.get('CXXFLAGS', '')} {flags}".strip(),
+            "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+            **self.backend.environment,
+        }
+        return {**os.environ, **{name: value for name, value in added.items() if value}}
+
+    def record(self) -> dict[str, object]:
+        """What `homespec doctor` shows of the build."""
+        return {
+            "version": self.version,
+            "backend": self.backend.name,
+            "backend_reason": self.backend.reason,
+            "compiler": self.toolchain.version,
+            "amx": self.amx.note,
+            "added_flags": list(self.amx.flags),
+            "settings": self.settings(),
+            "variables": dict(self.variables),
+            "native_macros": sorted(self.toolchain.native_macros),
+            "machine": platform.machine(),
+        }
+
+
+def make_recipe(version: str, backend: Backend, toolchain: Toolchain, amx: AmxChoice) -> Recipe:
+    """The recipe under the present environment."""
+    variables = {name: os.environ[name] for name in BUILD_VARIABLES if os.environ.get(name)}
+    return Recipe(version, backend, toolchain, amx, variables)
