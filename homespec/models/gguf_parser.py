@@ -129,8 +129,10 @@ class Cursor:
         if end <= held:
             return
         if end > self.source.size:
-            raise self.broken(
-                f"it has {self.source.size:,} bytes and ends in the middle of its header"
+            raise ModelError(
+                f"{self.source.name} is cut short: its {self.source.size:,} bytes end in the "
+                "middle of its header.",
+                hint="A download was probably interrupted; fetch it again.",
             )
         if end > _MAX_HEADER_BYTES:
             raise self.broken(f"its header claims more than {_MAX_HEADER_BYTES >> 20} MiB")
@@ -198,7 +200,7 @@ def read_start(cursor: Cursor) -> tuple[int, int, int]:
         raise _not_gguf(cursor.source.name, bytes(cursor.data[:512]))
     cursor.position = 4
     (version,) = cursor.take(_U32)
-    if version & 0xFFFF == 0:
+    if version and version & 0xFFFF == 0:
         raise ModelError(
             f"{cursor.source.name} is a big-endian GGUF file, which this machine cannot run.",
             hint="Fetch the model's usual, little-endian file.",
