@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -77,18 +78,17 @@ class StringArray:
     def __len__(self) -> int:
         return self.count
 
-    def pieces(self) -> list[bytes]:
+    def __iter__(self) -> Iterator[bytes]:
         """The strings as they are; a piece of a vocabulary need not be UTF-8."""
-        pieces, position, raw, length = [], 0, self.raw, _U64.unpack_from
+        position, raw, length = 0, self.raw, _U64.unpack_from
         for _ in range(self.count):
             start = position + 8
             position = start + length(raw, position)[0]
-            pieces.append(raw[start:position])
-        return pieces
+            yield raw[start:position]
 
     def texts(self) -> list[str]:
         """The strings as text; bytes that are not UTF-8 become U+FFFD."""
-        return [piece.decode("utf-8", "replace") for piece in self.pieces()]
+        return [piece.decode("utf-8", "replace") for piece in self]
 
 
 Value: TypeAlias = int | float | bool | str | StringArray | NDArray[np.generic]

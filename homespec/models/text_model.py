@@ -102,7 +102,7 @@ def _network_problem(header: Header) -> str | None:
 
 
 def _vocabulary_problem(header: Header) -> str | None:
-    pieces = header.tokens.pieces()
+    pieces = list(header.tokens)
     model = header.text("tokenizer.ggml.model")
     if model in (None, "none", "no_vocab") or not pieces:
         return "it has no tokenizer"
