@@ -83,7 +83,7 @@ class Diagnosis:
 
 
 TELLING = re.compile(
-    r"\berror\b:|\bfatal error\b|CMake Error|undefined reference|\bFAILED:|\bKilled\b|"
+    r"\b\w*error\b:|\bfatal error\b|CMake Error|undefined reference|\bFAILED:|\bKilled\b|"
     r"No space left|Cannot allocate memory|out of memory|internal compiler error|^ERROR:|"
     r"Could not find|name resolution|Network is unreachable|Connection refused|timed out|"
     r"unsupported GNU version|No such file or directory",
@@ -92,7 +92,8 @@ TELLING = re.compile(
 # pip's frame around the real error.
 NOISE = re.compile(
     r"subprocess-exited-with-error|This error originates from a subprocess|See above for output|"
-    r"Failed building wheel|Failed to build|failed-wheel-build|"
+    r"Failed building wheel|Failed to build|failed-wheel-build|metadata-generation-failed|"
+    r"Encountered error while generating|"
     r"ninja: build stopped|CMake build failed"
 )
 MAX_LINES = 10

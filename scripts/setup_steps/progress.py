@@ -57,8 +57,12 @@ class Progress:
         left = 1 - self._done / self._total if self._total else 1.0
         return self.elapsed_seconds + left * self._guess
 
+    def scale(self, factor: float) -> None:
+        """Only this part of what was guessed is left to do."""
+        self._guess *= factor
+
     def update(self, done: int, total: int) -> None:
-        """Step `done` of `total` is through; a resumed build starts with a smaller total."""
+        """Step `done` of `total` is through."""
         self._done, self._total = done, total
         tenth = 10 * done // total if total else 0
         if self._is_terminal:

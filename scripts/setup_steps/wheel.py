@@ -25,7 +25,7 @@ from setup_steps.toolchain import compile_seconds
 DISTRIBUTION = "llama-cpp-python"
 # The compilers' time for each backend, measured for the CPU and rough for the others, where
 # toolchain.compile_seconds is YARDSTICK_SECONDS.
-BUILD_CPU_SECONDS = {"cpu": 480, "metal": 540, "vulkan": 1500, "cuda": 4800, "rocm": 6000}
+BUILD_CPU_SECONDS = {"cpu": 420, "metal": 480, "vulkan": 1500, "cuda": 4800, "rocm": 6000}
 YARDSTICK_SECONDS = 4.2
 JOB_BYTES = {"cuda": 3 << 30, "rocm": 3 << 30}
 USUAL_JOB_BYTES = 1 << 30
@@ -154,7 +154,10 @@ class _Build:
 
         def on_line(line: str) -> None:
             if step := STEP.match(line):
-                progress.update(int(step[1]), int(step[2]))
+                done, total = int(step[1]), int(step[2])
+                if done == 1:
+                    progress.scale(self._share_of_build(total))
+                progress.update(done, total)
 
         self._log.write_bytes(b"")
         try:
@@ -181,7 +184,7 @@ class _Build:
         name = self._recipe.backend.name
         slowness = compile_seconds(self._recipe.toolchain.cxx) / YARDSTICK_SECONDS
         seconds = BUILD_CPU_SECONDS[name] * slowness / min(jobs, usable_cpus())
-        again = " or less: part of it is built already" if self._is_resumed() else ""
+        again = " or less: part of it is done" if (self._folder / "steps").exists() else ""
         say(
             f"llama.cpp: compiling it for this machine takes {about(seconds)}{again}; it is done "
             f"once, {jobs} file{'s' * (jobs > 1)} at a time, and may be interrupted.\n"
@@ -189,8 +192,12 @@ class _Build:
         )
         return seconds
 
-    def _is_resumed(self) -> bool:
-        return (self._folder / "cmake" / ".ninja_log").exists()
+    def _share_of_build(self, steps: int) -> float:
+        """Which part of the whole build so many steps are; the first run is the whole."""
+        whole = self._folder / "steps"
+        if not whole.exists():
+            whole.write_text(str(steps), encoding="ascii")
+        return min(1.0, steps / int(whole.read_text(encoding="ascii")))
 
     def _run_pip(self, arguments: Command, failure: str) -> None:
         self._log.write_bytes(b"")
