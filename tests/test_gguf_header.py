@@ -198,9 +198,9 @@ def test_a_remote_header_takes_few_requests(tiny: Path) -> None:
 @pytest.mark.skipif(not list(real_files()), reason="no real model at hand")
 @pytest.mark.parametrize("path", list(real_files()), ids=lambda path: path.name)
 def test_real_files_are_read_fast(path: Path) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     header = read_header(path)
-    assert time.perf_counter() - started < 0.3
+    assert time.process_time() - started < 0.3
     assert header.expected_file_size == header.file_size
     require_text_model(header)
 
@@ -411,9 +411,9 @@ def largest(kind: str) -> bytes:
 )
 def test_the_worst_header_costs_little(kind: str) -> None:
     data = largest(kind)
-    started = time.perf_counter()
+    started = time.process_time()
     try_to_read(Memory(data))
-    assert time.perf_counter() - started < MAX_SECONDS
+    assert time.process_time() - started < MAX_SECONDS
     tracemalloc.start()
     try:
         try_to_read(Memory(data))
@@ -466,9 +466,9 @@ def run_mutations(data: bytes, header_bytes: int, count: int, seed: int) -> tupl
     rng, read, slowest = random.Random(seed), 0, 0.0
     for _ in range(count):
         mutant = Memory(mutate(data, header_bytes, rng))
-        started = time.perf_counter()
+        started = time.process_time()
         read += try_to_read(mutant)
-        slowest = max(slowest, time.perf_counter() - started)
+        slowest = max(slowest, time.process_time() - started)
     return read, slowest
 
 
@@ -497,9 +497,9 @@ def test_damaged_headers_of_a_real_model() -> None:
     rng = random.Random(2)
     for _ in range(100):
         mutant = mutate(head, header.data_offset, rng)
-        started = time.perf_counter()
+        started = time.process_time()
         try_to_read(Memory(mutant, size=header.file_size))
-        assert time.perf_counter() - started < MAX_SECONDS
+        assert time.process_time() - started < MAX_SECONDS
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_BYTES / 1024
 
 

@@ -210,9 +210,9 @@ def test_two_large_vocabularies_are_compared_fast() -> None:
     merges = [f"a {i}" for i in range(151_000)]
     target = header(tokens=tokens, merges=merges, token_type=None)
     draft = header(tokens=[*tokens[:-1], "other"], merges=[*merges[:-1], "b c"], token_type=None)
-    started = time.perf_counter()
+    started = time.process_time()
     found = check_tokenizers(target, draft)
-    assert time.perf_counter() - started < 0.3
+    assert time.process_time() - started < 0.3
     assert found.forbidden_ids == (151_999,)
 
 

@@ -44,8 +44,8 @@ def write_tiny_gguf(
     """Write the model to `path`; the same arguments give the same bytes.
 
     noise: standard deviation, relative to the weights, of a disturbance on top of `seed`'s model:
-    a draft that agrees with its target often (0.1) or rarely (1.0). metadata: further keys; a key
-    already there is replaced, and a value of None takes it out.
+    a draft whose best token is the target's mostly (0.05), often (0.1) or hardly ever (1.0).
+    metadata: further keys; a key already there is replaced, and a value of None takes it out.
     """
     writer = GGUFWriter(None, architecture)
     values = {
@@ -89,7 +89,7 @@ def model_metadata(
 def tokenizer_metadata(vocab_size: int) -> dict[str, Any]:
     """A byte-level BPE vocabulary of `vocab_size` pieces, control tokens last."""
     pieces = list(byte_pieces())
-    merges = list(islice(letter_merges(), vocab_size - len(pieces) - len(CONTROL_TOKENS)))
+    merges = list(islice(letter_merges(), max(0, vocab_size - len(pieces) - len(CONTROL_TOKENS))))
     pieces += [merge.replace(" ", "") for merge in merges]
     types = [int(TokenType.NORMAL)] * len(pieces) + [int(TokenType.CONTROL)] * len(CONTROL_TOKENS)
     pieces += CONTROL_TOKENS
