@@ -1,48 +1,42 @@
 """Joins the parts: finds the files, loads them, and decodes with them.
 
-`load` gives an `Engine`; `Engine.stream` starts a `Generation`, which yields pieces of text and ends
-with a `Result`.
+`load` gives an `Engine`; `Engine.stream` starts a `Generation`, which yields pieces of text and
+ends with a `Result`.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from homespec.decoding.depth import FixedDepth
 from homespec.decoding.sampling import MAX_SEED, SamplingParams
 from homespec.decoding.speculative import SpeculativeDecoder
-from homespec.decoding.stats import GenerationStats
 from homespec.decoding.text import TextStream
-from homespec.decoding.types import DepthPolicy, Drafter, FinishReason, Round
+from homespec.decoding.types import DepthPolicy, Drafter
 from homespec.decoding.verify import RULES
-from homespec.drafters import DRAFTERS
 from homespec.drafters.draft_model import DraftModelDrafter
 from homespec.drafters.ngram import NgramDrafter
 from homespec.drafters.none import NoDrafter
-from homespec.errors import IncompatiblePairError, UsageError
+from homespec.errors import IncompatiblePairError, ModelError, UsageError
+from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams, Generation, Result
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
-from homespec.llama.memory import peak_memory_bytes
 from homespec.llama.model import ALL_LAYERS, Model
-from homespec.llama.sampler import SamplerChain, json_schema_grammar
+from homespec.llama.sampler import SamplerChain
 from homespec.llama.tokenizer import Tokenizer
 from homespec.models import sources
 from homespec.models.catalog import load_catalog
-from homespec.models.gguf_header import read_header
+from homespec.models.gguf_header import Header, read_header
 from homespec.models.references import Progress
 from homespec.models.tokenizer_check import Compatibility, check_tokenizers
 
 DEFAULT_TARGET = "starter"
-DEFAULT_DRAFT_DEPTH = 3
-MAX_DRAFT_DEPTH = 32
-DRAFT_SAMPLING = ("auto", "greedy", "probabilistic")
-
 Prompt = str | Sequence[Message]
 LoadProgress = Callable[[str, float], None]
 """Called with what is being loaded (`target` or `draft`) and the share done, 0 to 1."""
@@ -73,158 +67,6 @@ class LoadParams:
     mmap: bool = True
     mlock: bool = False
     max_draft_depth: int = MAX_DRAFT_DEPTH
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateParams:
-    """What one generation is to do.
-
-    max_tokens: None for as many as the context holds. spec_type: a name of DRAFTERS, None for
-    `draft_model` where a draft is loaded and `ngram` else. rule: `match` or `rejection`, None for
-    the one that fits the draft. draft_sampling: `probabilistic` samples the draft from its own
-    distribution, `greedy` does not, `auto` does at a temperature above 0.
-    """
-
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    raw: bool = False
-    spec_type: str | None = None
-    draft_depth: int = DEFAULT_DRAFT_DEPTH
-    p_min: float = 0.0
-    draft_sampling: str = "auto"
-    rule: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.spec_type is not None and self.spec_type not in DRAFTERS:
-            raise UsageError(
-                f"{self.spec_type!r} is no kind of speculation.",
-                hint=f"Known: {', '.join(DRAFTERS)}.",
-            )
-        if not 0 <= self.draft_depth <= MAX_DRAFT_DEPTH:
-            raise UsageError(
-                f"The draft depth is {self.draft_depth}, "
-                f"but must lie between 0 and {MAX_DRAFT_DEPTH}."
-            )
-        if self.rule not in (None, "match", "rejection"):
-            raise UsageError(f"{self.rule!r} is no acceptance rule; match and rejection are.")
-        if self.draft_sampling not in DRAFT_SAMPLING:
-            raise UsageError(
-                f"Draft sampling is one of {', '.join(DRAFT_SAMPLING)}, not {self.draft_sampling!r}."
-            )
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UsageError(f"max_tokens is {self.max_tokens}, but must be at least 1.")
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of text of a running generation; `accepted`: the token was drafted, then accepted."""
-
-    text: str
-    token: int
-    accepted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finished generation. `tokens` are those of `text`, without the end token."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    seed: int
-    stats: GenerationStats
-
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "finish_reason": self.finish_reason.value,
-            "seed": self.seed,
-            "stats": self.stats.as_dict(),
-        }
-
-
-class Generation:
-    """A generation under way: iterate for its chunks, then read `result`.
-
-    `cancel` (or leaving the loop) ends it; what came so far is the result.
-    """
-
-    def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        prompt: list[int],
-        params: GenerateParams,
-        text: TextStream,
-        samplers: Sequence[SamplerChain],
-        seed: int,
-    ) -> None:
-        self._decoder, self._prompt, self._params = decoder, prompt, params
-        self._text, self._samplers, self._seed = text, samplers, seed
-        self._tokens: list[int] = []
-        self._result: Result | None = None
-        self._chunks = self._run()
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
-
-    def _run(self) -> Iterator[Chunk]:
-        decoder = self._decoder
-        try:
-            for finished in decoder.generate(self._prompt, self._params.max_tokens):
-                yield from self._push(finished)
-                if self._text.stopped:
-                    decoder.finish_reason = FinishReason.STOP
-                    break
-            rest = self._text.flush()
-            if rest:
-                yield Chunk(rest, self._tokens[-1], False)
-        finally:
-            self._finish()
-
-    def _push(self, finished: Round) -> Iterator[Chunk]:
-        for i, token in enumerate(finished.tokens):
-            if token in self._decoder.end_tokens:
-                return
-            self._tokens.append(token)
-            text = self._text.push(token)
-            if text:
-                yield Chunk(text, token, accepted=i < finished.num_accepted)
-            if self._text.stopped:
-                return
-
-    def _finish(self) -> None:
-        """Cut ids and cache to the text, free the samplers, make the result."""
-        if self._result is not None:
-            return
-        self._text.flush()
-        kept = self._tokens[: self._text.num_kept]
-        if self._text.stopped:
-            history = len(self._prompt) + len(kept)
-            target = self._decoder.target
-            target.truncate(min(history, len(target.tokens)))
-        for sampler in self._samplers:
-            sampler.close()
-        stats = self._decoder.stats
-        stats.peak_memory_bytes = peak_memory_bytes()
-        reason = self._decoder.finish_reason or FinishReason.CANCELLED
-        self._result = Result(self._text.text, tuple(kept), reason, self._seed, stats)
-
-    def cancel(self) -> None:
-        """End it here."""
-        self._chunks.close()  # type: ignore[attr-defined]  # it is a generator
-        self._finish()
-
-    @property
-    def result(self) -> Result:
-        """The result; a generation that is not finished yet is run to its end."""
-        for _ in self._chunks:
-            pass
-        self._finish()
-        assert self._result is not None
-        return self._result
 
 
 class Engine:
@@ -304,6 +146,13 @@ class Engine:
         context: Context = self._keep(Context(model, settings))
         return context
 
+    def _tokens(
+        self, prompt: Prompt | list[int], system: str | None, params: GenerateParams
+    ) -> list[int]:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            return [int(token) for token in prompt]
+        return self.encode(cast("Prompt", prompt), system=system, raw=params.raw)
+
     def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
         """A prompt's tokens: text or messages through the chat template; `raw` text as it stands.
 
@@ -332,13 +181,11 @@ class Engine:
         prompt: text, messages, or token ids. options: the fields of GenerateParams.
         """
         params = _generate_params(options)
-        tokens = (
-            list(prompt)
-            if _is_tokens(prompt)
-            else self.encode(prompt, system=system, raw=params.raw)  # type: ignore[arg-type]
-        )
+        tokens = self._tokens(prompt, system, params)
         sampling = sampling or SamplingParams()
-        seed = random.SystemRandom().randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
+        seed = (
+            random.SystemRandom().randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
+        )
         sampling = replace(sampling, seed=seed)
         end_tokens = self.tokenizer.end_tokens
         if params.ignore_eos:
@@ -355,9 +202,11 @@ class Engine:
             policy=self._policy(params, drafter),
             uniform=random.Random(seed).random,
             end_tokens=end_tokens,
+            min_draft=params.min_draft,
         )
         text = TextStream(self.tokenizer.piece, params.stop)
-        return Generation(decoder, tokens, params, text, [chain, *samplers], seed)
+        resources = [chain, *samplers]
+        return Generation(decoder, tokens, params, text=text, resources=resources, seed=seed)
 
     def generate(
         self,
@@ -399,6 +248,7 @@ class Engine:
             p_min=params.p_min,
             end_tokens=self.tokenizer.end_tokens,
             n_vocab=self.model.n_vocab if model.n_vocab > self.model.n_vocab else None,
+            readable=model.n_vocab if model.n_vocab < self.model.n_vocab else None,
             forbidden=check.forbidden_ids if check else (),
         )
         return drafter, [chain]
@@ -458,9 +308,9 @@ def load(
 def resolve(
     model: str | os.PathLike[str] | None, progress: Progress | None = None
 ) -> tuple[Path, Path | None]:
-    """(target file, draft file or None) of a path, a catalogue name or a source; fetched if need be."""
+    """(target file, draft file or None) of a path, a catalogue name or a source, fetched."""
     text = os.fspath(model) if model is not None else DEFAULT_TARGET
-    if Path(text).exists() or text.endswith(".gguf") and ":" not in text:
+    if Path(text).exists() or (text.endswith(".gguf") and ":" not in text):
         return Path(text), None
     if ":" in text:
         return sources.fetch(sources.parse_source(text), progress=progress), None
@@ -471,19 +321,27 @@ def resolve(
 
 def _check_files(target: Path, draft: Path | None) -> Compatibility | None:
     """Read the headers: a bad file or pair is told before a weight is loaded."""
-    header = read_header(target)
-    header.require_decoder()
+    header = _readable(target)
     if draft is None:
         return None
-    draft_header = read_header(draft)
-    draft_header.require_decoder()
-    compatibility = check_tokenizers(header, draft_header)
+    compatibility = check_tokenizers(header, _readable(draft))
     if compatibility.verdict == "incompatible":
         raise IncompatiblePairError(
             f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
             hint="Choose a draft of the same model family, or go without: --spec-type ngram.",
         )
     return compatibility
+
+
+def _readable(path: Path) -> Header:
+    header = read_header(path)
+    if not header.has_decoder:
+        raise ModelError(
+            f"{path.name} is an encoder-only model ({header.architecture}): "
+            "it embeds text, it writes none.",
+            hint="Use a text-generating model.",
+        )
+    return header
 
 
 def _generate_params(options: dict[str, Any]) -> GenerateParams:
@@ -500,21 +358,5 @@ def _samples_draft(params: GenerateParams, sampling: SamplingParams) -> bool:
     return params.draft_sampling == "probabilistic" or params.rule != "match"
 
 
-def _is_tokens(prompt: object) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
-
-
 def _named(progress: LoadProgress | None, name: str) -> Callable[[float], None] | None:
     return None if progress is None else lambda share: progress(name, share)
-
-
-__all__ = [
-    "Chunk",
-    "Engine",
-    "GenerateParams",
-    "Generation",
-    "LoadParams",
-    "Result",
-    "json_schema_grammar",
-    "load",
-]

@@ -6,10 +6,9 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
-
 from homespec.decoding.sampling import SamplingParams, reference_distribution
 from homespec.decoding.types import NO_DRAFT, Distribution, Draft, Round
+from numpy.typing import NDArray
 
 Logits = Callable[[Sequence[int]], NDArray[np.float64]]
 

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
-
 from homespec.decoding.sampling import SamplingParams
 from homespec.drafters import DRAFTERS, DraftModelDrafter, NgramDrafter
 from homespec.errors import UsageError
+
 from tests.fakes import FakeModel, FakeSampler, hashed_logits
 
 

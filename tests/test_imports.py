@@ -17,6 +17,7 @@ FLOORS = {
     "llama": 2,
     "models": 2,
     "tuning": 3,
+    "generation": 3,
     "engine": 4,
     "chat": 5,
     "batch": 5,

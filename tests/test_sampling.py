@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from homespec.decoding.sampling import SamplingParams, reference_distribution
 from homespec.decoding.types import Distribution
 from homespec.errors import UsageError

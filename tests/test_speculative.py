@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-
 from homespec.decoding.depth import FixedDepth
 from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.speculative import SpeculativeDecoder, common_prefix_length
@@ -15,6 +14,7 @@ from homespec.decoding.types import Drafter, FinishReason
 from homespec.decoding.verify import RULES
 from homespec.drafters import DraftModelDrafter, NgramDrafter, NoDrafter
 from homespec.errors import ContextFullError, UsageError
+
 from tests.fakes import FakeModel, FakeSampler, ScriptedDrafter, hashed_logits
 
 N_VOCAB = 16
@@ -163,7 +163,7 @@ def test_an_interrupted_round_leaves_the_cache_as_it_was(failing_pass: int) -> N
 def test_prompts_that_cannot_be_decoded_are_refused() -> None:
     with pytest.raises(UsageError, match="empty"):
         next(decoder().generate([]))
-    with pytest.raises(ContextFullError, match="65 tokens.*holds 64"):
+    with pytest.raises(ContextFullError, match=r"65 tokens.*holds 64"):
         next(decoder().generate([1] * 65))
     with pytest.raises(UsageError, match="at least 1"):
         next(decoder().generate(PROMPT, 0))

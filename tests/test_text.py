@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from homespec.decoding.text import TextStream
 from homespec.errors import UsageError
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def stream(pieces: list[bytes], *stops: str) -> tuple[TextStream, list[str]]:

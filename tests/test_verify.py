@@ -6,12 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.types import Distribution, Draft
 from homespec.decoding.verify import RULES, greedy, match, rejection, residual
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from tests.fakes import FakeSampler
 
 masses = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=7).filter(lambda m: sum(m) > 1e-3)

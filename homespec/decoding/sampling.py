@@ -41,7 +41,7 @@ class SamplingParams:
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    dry_penalty_last_n: int = 64
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -69,14 +69,14 @@ class SamplingParams:
 
     @property
     def reshapes(self) -> bool:
-        """Whether anything but temperature and cut-offs changes which token is the best."""
+        """Whether anything but temperature, cut-offs and banned tokens changes the best token."""
         return (
             self.repeat_penalty != 1
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
             or self.dry_multiplier != 0
             or self.xtc_probability != 0
-            or bool(self.logit_bias)
+            or any(bias != -math.inf for _, bias in self.logit_bias)
             or self.grammar is not None
         )
 
@@ -88,13 +88,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "typical_p": (0, 1),
     "repeat_penalty": (1e-6, math.inf),
-    "repeat_last_n": (-1, math.inf),
+    "repeat_last_n": (0, math.inf),
     "presence_penalty": (-math.inf, math.inf),
     "frequency_penalty": (-math.inf, math.inf),
     "dry_multiplier": (0, math.inf),
     "dry_base": (1, math.inf),
     "dry_allowed_length": (0, math.inf),
-    "dry_penalty_last_n": (-1, math.inf),
+    "dry_penalty_last_n": (0, math.inf),
     "xtc_probability": (0, 1),
     "xtc_threshold": (0, 1),
 }

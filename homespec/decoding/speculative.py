@@ -5,9 +5,9 @@ The cache contract
 *Committed* tokens are final. Between rounds the target's cache holds all of them but the last, the
 *pending* one (before the first round: all but the prompt's last chunk). A round
 
-1. drafts: `draft = drafter.propose(committed, depth)`, the depth cut to the budget and the context
-2. verifies: `rows = target.extend(pending + draft)`; row i judges `draft[i]`, the last row gives the
-   bonus token
+1. drafts: `draft = drafter.propose(committed, depth)`, the depth cut to budget and context
+2. verifies: `rows = target.extend(pending + draft)`; row i judges `draft[i]`, the last row gives
+   the bonus token
 3. accepts: an acceptance rule keeps a prefix of the draft, then adds one token of the target's own
 4. commits those tokens
 5. rolls back: `target.truncate(len(committed) - 1)`, absolute
@@ -42,6 +42,8 @@ from homespec.errors import ContextFullError, UsageError
 class SpeculativeDecoder:
     """One sequence being decoded.
 
+    min_draft: shorter drafts are not worth a wide pass, and are dropped. A sampled draft never is:
+    choosing among drawn tokens would change the distribution of what is verified.
     committed: the final tokens, prompt included; `finish_reason` is set when the loop ends.
     """
 
@@ -52,6 +54,7 @@ class SpeculativeDecoder:
     policy: DepthPolicy
     uniform: Uniform
     end_tokens: frozenset[TokenId]
+    min_draft: int = 0
     committed: list[TokenId] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
     finish_reason: FinishReason | None = None
@@ -149,7 +152,8 @@ class SpeculativeDecoder:
         draft = self.drafter.propose(self.committed, depth)
         if len(draft.tokens) > depth:
             raise AssertionError(f"{self.drafter.name} drafted more than {depth} tokens")
-        return draft
+        dropped = len(draft.tokens) < self.min_draft and draft.distributions is None
+        return NO_DRAFT if dropped else draft
 
 
 def common_prefix_length(left: list[TokenId], right: list[TokenId]) -> int:

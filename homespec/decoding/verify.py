@@ -91,13 +91,12 @@ def rejection(
     is drawn from the residual (p - q)+ / sum (p - q)+, so that in all P(x) = p(x).
     """
     tokens: list[TokenId] = []
-    for i, (token, row) in enumerate(zip(draft.tokens, rows[:-1], strict=True)):
+    for i, (drafted, row) in enumerate(zip(draft.tokens, rows[:-1], strict=True)):
         p = sampler.distribution(row)
-        q = draft.distributions[i] if draft.distributions else Distribution.point(token)
+        q = draft.distributions[i] if draft.distributions else Distribution.point(drafted)
         # u < p(x) / q(x), written without the division: q(x) > 0 since x was drawn from q
-        accepted = uniform() * q.probability(token) < p.probability(token)
-        if not accepted:
-            token = residual(p, q).sample(uniform())
+        accepted = uniform() * q.probability(drafted) < p.probability(drafted)
+        token = drafted if accepted else residual(p, q).sample(uniform())
         sampler.accept(token)
         tokens.append(token)
         if not accepted or token in end_tokens:

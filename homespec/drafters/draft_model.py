@@ -28,8 +28,9 @@ class DraftModelDrafter:
 
     sampler: the draft's filters. uniform: for sampled drafts, the source of randomness; None
     drafts greedily. p_min: stop where the draft's best token is less likely than this.
-    end_tokens: a draft ends with the first of them. n_vocab and forbidden: ids the target lacks or
-    reads otherwise; they are never proposed.
+    end_tokens: a draft ends with the first of them. n_vocab: the ids from there on are unknown to
+    the target; those and the `forbidden` ones, which it reads otherwise, are never proposed.
+    readable: ids from there on are unknown to the draft.
     """
 
     name = "draft_model"
@@ -43,21 +44,25 @@ class DraftModelDrafter:
         p_min: float = 0.0,
         end_tokens: Collection[TokenId] = (),
         n_vocab: int | None = None,
+        readable: int | None = None,
         forbidden: Collection[TokenId] = (),
     ) -> None:
         self._model, self._sampler, self._uniform = model, sampler, uniform
         self._p_min, self._end_tokens = p_min, frozenset(end_tokens)
         self._n_vocab, self._forbidden = n_vocab, frozenset(forbidden)
-        self._full = False
+        self._readable = readable
+        self._silenced = ""
 
     def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
-        """Up to `max_tokens` tokens; none once the draft's own context is full."""
+        """Up to `max_tokens` tokens; none once the draft cannot hold or read the history."""
         history = list(committed)
         room = self._model.n_ctx - len(history) + 1
         if room < 1:
-            self._notice_full()
-            return NO_DRAFT
-        row = self._align(history)
+            return self._silence("its context is full")
+        shared = self._align(history)
+        if self._readable is not None and max(history[shared:]) >= self._readable:
+            return self._silence("it lacks a token of the text")
+        [row] = self._model.extend(history[shared:], 1)
         tokens: list[TokenId] = []
         distributions: list[Distribution] = []
         for _ in range(min(max_tokens, room)):
@@ -74,12 +79,12 @@ class DraftModelDrafter:
         sampled = self._uniform is not None
         return Draft(tuple(tokens), tuple(distributions) if sampled else None, self.name)
 
-    def _align(self, history: list[TokenId]) -> Row:
-        """Bring the cache to `history`: keep the common prefix, evaluate the rest."""
-        # At least the last token is evaluated, for its row.
+    def _align(self, history: list[TokenId]) -> int:
+        """Cut the cache to the prefix it shares with `history`; how long that is."""
+        # At least the last token is to be evaluated, for its row.
         shared = min(common_prefix_length(self._model.tokens, history), len(history) - 1)
         self._model.truncate(shared)
-        return self._model.extend(history[shared:], 1)[0]
+        return shared
 
     def _choose(self, row: Row) -> tuple[TokenId, Distribution] | None:
         """The next token with its q; None to stop here.
@@ -116,10 +121,11 @@ class DraftModelDrafter:
         mass = q.probabilities[kept]
         return Distribution(q.ids[kept], mass / mass.sum()) if mass.sum() > 0 else None
 
-    def _notice_full(self) -> None:
-        if not self._full:
-            self._full = True
-            logger.warning("The draft model's context is full: going on without it.")
+    def _silence(self, reason: str) -> Draft:
+        if reason != self._silenced:
+            self._silenced = reason
+            logger.warning("Going on without the draft model: %s.", reason)
+        return NO_DRAFT
 
     def observe(self, finished: Round) -> None:
         """Keep the draft's sampler on the committed tokens."""

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last few tokens the last time they stood together.
 
-After Saxena 2023 (prompt lookup decoding). Prompt and output are both looked up; the index grows with
-the committed tokens, so a round costs a few dictionary look-ups and not a scan.
+After Saxena 2023 (prompt lookup decoding). Prompt and output are both looked up; the index grows
+with the committed tokens, so a round costs a few dictionary look-ups and not a scan.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class ChatTemplate:
 
         if model.chat_template is None:
             raise ModelError(
-                f"{model.path.name} carries no chat template: it continues text, but does not chat.",
+                f"{model.path.name} has no chat template: it continues text, but does not chat.",
                 hint="Use --raw to have the prompt continued as it stands.",
             )
         self._tokenizer = tokenizer

@@ -80,8 +80,7 @@ class LogitsRow:
     def logits(self) -> NDArray[np.float32]:
         """(n_vocab,) view, valid until the next pass."""
         address = self.context.logits_address(self.index)
-        length = self.context.model.n_vocab
-        return np.frombuffer((ctypes.c_float * length).from_address(address), np.float32)
+        return _view(address, self.context.model.n_vocab, np.float32)
 
 
 class Context:
@@ -143,10 +142,14 @@ class Context:
     def _make_batch(self) -> None:
         """One batch for all passes; views over its arrays are filled, not its elements."""
         self._batch = self._library.llama_batch_init(self.n_batch, 0, 1)
-        self._token = _view(self._batch.token, self.n_batch, np.int32)
-        self._position = _view(self._batch.pos, self.n_batch, np.int32)
-        self._wanted = _view(self._batch.logits, self.n_batch, np.int8)
-        _view(self._batch.n_seq_id, self.n_batch, np.int32)[:] = 1
+
+        def view(pointer: Any, dtype: Any) -> NDArray[Any]:
+            return _view(ctypes.addressof(pointer.contents), self.n_batch, dtype)
+
+        self._token = view(self._batch.token, np.int32)
+        self._position = view(self._batch.pos, np.int32)
+        self._wanted = view(self._batch.logits, np.int8)
+        view(self._batch.n_seq_id, np.int32)[:] = 1
         for i in range(self.n_batch):
             self._batch.seq_id[i][0] = 0
 
@@ -194,7 +197,7 @@ class Context:
         if status != 0:
             raise self._pass_error(status)
 
-    def _pass_error(self, status: int) -> Exception:
+    def _pass_error(self, status: int) -> BaseException:
         if status == _ABORTED:
             return KeyboardInterrupt()
         if status == _NO_SLOT:
@@ -270,8 +273,7 @@ class Context:
         self.close()
 
 
-def _view(pointer: Any, length: int, dtype: Any) -> NDArray[Any]:
+def _view(address: int, length: int, dtype: Any) -> NDArray[Any]:
     """An array over memory that llama.cpp owns."""
-    kind = np.ctypeslib.as_ctypes_type(dtype)
-    address = ctypes.cast(pointer, ctypes.c_void_p).value
-    return np.frombuffer((kind * length).from_address(address or 0), dtype)
+    size = length * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), dtype)

@@ -69,11 +69,12 @@ def _device(index: int) -> Device:
     )
     memory(handle, ctypes.byref(free), ctypes.byref(total))
     kind = _function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
-    texts = [
+    name, description = (
         _function(f"ggml_backend_dev_{what}", ctypes.c_char_p, ctypes.c_void_p)(handle).decode()
         for what in ("name", "description")
-    ]
-    return Device(index, *texts, _KINDS.get(kind, "accel"), free.value, total.value)
+    )
+    kind_name = _KINDS.get(kind, "accel")
+    return Device(index, name, description, kind_name, free.value, total.value)
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import functools
 import logging
 import os
 import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from homespec.errors import LibraryError
@@ -58,7 +63,7 @@ def _log_callback(low_level: Any) -> Any:
             return
         # One notch quieter than llama.cpp rates itself: a failure is raised by us, with a sentence.
         logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
-        if level >= _ERROR and level < _ERROR + 1:
+        if level == _ERROR:
             _recent_errors.append(line)
 
     return low_level.llama_log_callback(log)
@@ -77,6 +82,30 @@ def last_error() -> str:
         if found and "failed to load model" not in found:
             return found
     return ""
+
+
+@dataclass(slots=True)
+class Captured:
+    """What native code wrote."""
+
+    text: str = ""
+
+
+@contextlib.contextmanager
+def captured_stderr() -> Iterator[Captured]:
+    """Keep what native code prints on stderr from the terminal, and hand it over."""
+    captured = Captured()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        original = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield captured
+        finally:
+            os.dup2(original, 2)
+            os.close(original)
+            file.seek(0)
+            captured.text = file.read().decode("utf-8", "replace").strip()
 
 
 def version() -> str:

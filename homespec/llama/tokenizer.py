@@ -63,9 +63,7 @@ class Tokenizer:
         room = 64
         while True:
             buffer = ctypes.create_string_buffer(room)
-            count = self._library.llama_token_to_piece(
-                self._vocab, token, buffer, room, 0, special
-            )
+            count = self._library.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
             if count >= 0:
                 return buffer.raw[:count]
             room = -count

@@ -1,0 +1,5 @@
+"""`python -m homespec`."""
+
+from homespec.cli import main
+
+main()

@@ -1,0 +1,83 @@
+"""The `homespec` command, and the one place where errors become words and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import click
+
+from homespec import __version__
+from homespec.console import print_error
+from homespec.errors import HomespecError
+
+INTERRUPTED = 130  # as a shell reports a death by Ctrl-C
+
+COMMANDS = {
+    "generate": "Answer a prompt.",
+    "doctor": "Look at this machine, its build and its devices, and try a decode.",
+}
+"""Name -> help; each lives in `homespec.cli.<name>`, loaded when it is called."""
+
+
+class LazyGroup(click.Group):
+    """Loads a command's module only when that command is called: `--help` answers at once."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order they are met."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command by that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"homespec.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, without loading the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "HOMESPEC",
+        "max_content_width": 100,
+    },
+)
+@click.version_option(__version__, prog_name="homespec")
+def cli() -> None:
+    """Exact speculative decoding over llama.cpp for home servers."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0 done, 1 failed, 2 usage, 3 refused, 4 cannot run, 130."""
+    signal.signal(signal.SIGTERM, lambda *_: _terminate())
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as exc:
+        exc.show()
+        code = exc.exit_code
+    except HomespecError as exc:
+        print_error(exc.message, exc.hint)
+        code = exc.exit_code
+    except (KeyboardInterrupt, click.Abort, EOFError):
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`| head`): nothing is left to say, not even at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminate() -> NoReturn:
+    raise KeyboardInterrupt  # SIGTERM ends a command as Ctrl-C does

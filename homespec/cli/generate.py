@@ -1,0 +1,135 @@
+"""`homespec generate`: answer one prompt."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from homespec.cli import options
+from homespec.cli.app import INTERRUPTED
+from homespec.console import AnswerWriter, figures, load_bars, stderr
+from homespec.engine import Engine, load
+from homespec.errors import UsageError
+from homespec.generation import Generation
+
+
+@click.command("generate")
+@click.argument("prompt", required=False)
+@click.option("-p", "--prompt", "prompt_flag", metavar="TEXT", help="The prompt, as a flag.")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
+@click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="System prompt.")
+@click.option("-sysf", "--system-prompt-file", type=click.Path(path_type=Path), metavar="FILE")
+@options.model_options
+@click.option(
+    "-n",
+    "--n-predict",
+    type=click.IntRange(-1),
+    default=-1,
+    help="Most new tokens (default -1: until the model ends).",
+)
+@options.speculation_options
+@options.sampling_options
+@options.load_options
+@click.option("-r", "--stop", "stop", multiple=True, metavar="TEXT", help="End before this text.")
+@click.option("--ignore-eos", is_flag=True, help="Never let the model end by itself.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it stands: no chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--show-accepted", is_flag=True, help="Tint the tokens that were drafted.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the answer alone.")
+def command(prompt: str | None, **flags: Any) -> None:
+    """Answer PROMPT, from the argument, -f FILE or standard input.
+
+    The answer goes to stdout, everything else to stderr.
+    """
+    target, draft = options.model_references(flags)
+    sampling = options.sampling_params(flags)
+    load_settings = options.load_params(flags)
+    text = _prompt(prompt, flags)
+    system_file = flags.pop("system_prompt_file")
+    system = flags.pop("system") or (options.read_text(system_file) if system_file else None)
+    shown = {key: flags.pop(key) for key in ("as_json", "show_accepted", "quiet")}
+    n_predict = flags.pop("n_predict")
+    if n_predict == 0:
+        raise UsageError("-n 0 asks for no tokens.", hint="Use -1 for no limit.")
+    with _load(target, draft, load_settings) as engine:
+        generation = engine.stream(
+            text,
+            system=system,
+            sampling=sampling,
+            max_tokens=None if n_predict < 0 else n_predict,
+            **flags,
+        )
+        interrupted = _run(generation, **shown)
+    if interrupted:
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _prompt(argument: str | None, flags: dict[str, Any]) -> str:
+    flag, file = flags.pop("prompt_flag"), flags.pop("file")
+    given = [text for text in (argument, flag) if text is not None]
+    if file is not None:
+        given.append(options.read_text(file))
+    if len(given) > 1:
+        raise UsageError("More than one prompt is given.", hint="Use the argument, -p or -f.")
+    if given:
+        return given[0]
+    if sys.stdin.isatty():
+        raise UsageError(
+            "There is no prompt.", hint='Try: homespec generate "Why is the sky blue?"'
+        )
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise UsageError("Standard input is not UTF-8 text.") from exc
+
+
+def _load(target: str | None, draft: str | None, settings: dict[str, Any]) -> Engine:
+    with load_bars() as bars:
+        return load(target, draft, download_progress=bars.download, **settings)
+
+
+def _run(generation: Generation, *, as_json: bool, show_accepted: bool, quiet: bool) -> bool:
+    """Write the answer; whether it was interrupted."""
+    writer = AnswerWriter(show_accepted=show_accepted)
+    with stop_on_signal() as stopped:
+        for chunk in generation:
+            if not as_json:
+                writer.write(chunk.text, accepted=chunk.accepted)
+            if stopped:
+                break
+        generation.cancel()
+    result = generation.result
+    if as_json:
+        options.print_json(result.as_dict())
+    else:
+        writer.end()
+    if not quiet and not as_json:
+        stderr().print(figures(result.stats), style="dim")
+    return bool(stopped)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM instead of raising in the middle of a pass.
+
+    The list is empty until one arrives; a second Ctrl-C raises KeyboardInterrupt.
+    """
+    arrived: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if arrived:
+            raise KeyboardInterrupt
+        arrived.append(number)
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield arrived
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,292 @@
+"""Flags that several commands share; their names are llama.cpp's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from homespec.decoding.sampling import SamplingParams
+from homespec.errors import UsageError
+from homespec.generation import DEFAULT_DRAFT_DEPTH, DRAFT_SAMPLING, MAX_DRAFT_DEPTH
+from homespec.llama.context import CACHE_TYPES
+from homespec.llama.sampler import json_schema_grammar
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
+ALL = -1
+
+
+def _layers(_: click.Context, parameter: click.Parameter, value: str) -> int:
+    if value in ("all", "auto"):
+        return ALL
+    if value.isdigit():
+        return int(value)
+    raise click.BadParameter(f"{value!r} is neither a number nor all.", param=parameter)
+
+
+def _together(*options: Decorator[F]) -> Decorator[F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _numbers(*rows: tuple[tuple[str, ...], type, Any, str]) -> list[Decorator[Any]]:
+    return [
+        click.option(*names, type=kind, default=default, show_default=True, help=text)
+        for names, kind, default, text in rows
+    ]
+
+
+_CACHE = click.Choice(list(CACHE_TYPES))
+_FLASH = click.Choice(["on", "off", "auto"])
+_DEFAULTS = SamplingParams()
+
+model_options = _together(
+    click.option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        envvar=["HOMESPEC_MODEL", "LLAMA_ARG_MODEL"],
+        help="Target: a GGUF file, a catalogue name or a source (default: the starter model).",
+    ),
+    click.option(
+        "-md",
+        "--model-draft",
+        metavar="MODEL",
+        envvar=["HOMESPEC_MODEL_DRAFT", "LLAMA_ARG_MODEL_DRAFT"],
+        help="Draft: a smaller GGUF file of the same family.",
+    ),
+    click.option("-hf", "--hf-repo", metavar="REPO[:QUANT]", help="Target from the hub."),
+    click.option("-hfd", "--hf-repo-draft", metavar="REPO[:QUANT]", help="Draft from the hub."),
+)
+
+load_options = _together(
+    click.option(
+        "-c",
+        "--ctx-size",
+        type=click.IntRange(0),
+        default=4096,
+        show_default=True,
+        envvar=["HOMESPEC_CTX_SIZE", "LLAMA_ARG_CTX_SIZE"],
+        help="Context in tokens; 0 for what the model was trained for.",
+    ),
+    click.option(
+        "-t",
+        "--threads",
+        type=click.IntRange(0),
+        default=0,
+        envvar=["HOMESPEC_THREADS", "LLAMA_ARG_THREADS"],
+        help="Threads for one token (default: the physical cores).",
+    ),
+    click.option(
+        "-tb", "--threads-batch", type=click.IntRange(0), default=0, help="Threads for many tokens."
+    ),
+    click.option(
+        "-ngl",
+        "--n-gpu-layers",
+        callback=_layers,
+        metavar="N|all|auto",
+        default="all",
+        envvar=["HOMESPEC_N_GPU_LAYERS", "LLAMA_ARG_N_GPU_LAYERS"],
+        help="Layers of the target on devices (default: all).",
+    ),
+    click.option(
+        "-ngld",
+        "--n-gpu-layers-draft",
+        callback=_layers,
+        metavar="N|all|auto",
+        default="all",
+        help="And of the draft.",
+    ),
+    click.option("-dev", "--device", metavar="A,B", help="Devices for the target, by name."),
+    click.option("-devd", "--device-draft", metavar="A,B", help="Devices for the draft."),
+    click.option("-fa", "--flash-attn", type=_FLASH, default="auto", show_default=True),
+    click.option("-ctk", "--cache-type-k", type=_CACHE, default="f16", show_default=True),
+    click.option("-ctv", "--cache-type-v", type=_CACHE, default="f16", show_default=True),
+    click.option("-ctkd", "--cache-type-k-draft", type=_CACHE, default="f16", show_default=True),
+    click.option("-ctvd", "--cache-type-v-draft", type=_CACHE, default="f16", show_default=True),
+    click.option("--mlock", is_flag=True, help="Keep the model from being swapped out."),
+    click.option("--no-mmap", is_flag=True, help="Read the model into memory at once."),
+)
+
+speculation_options = _together(
+    click.option(
+        "--spec-type",
+        type=click.Choice(["none", "ngram", "draft_model"]),
+        help="How to draft (default: draft_model with a draft, else ngram).",
+    ),
+    click.option(
+        "--spec-draft-n-max",
+        "--draft-max",
+        "--draft-n",
+        "--draft",
+        "draft_depth",
+        type=click.IntRange(0, MAX_DRAFT_DEPTH),
+        default=DEFAULT_DRAFT_DEPTH,
+        show_default=True,
+        help="Most tokens drafted a round.",
+    ),
+    click.option(
+        "--spec-draft-n-min",
+        "--draft-min",
+        "min_draft",
+        type=click.IntRange(0),
+        default=0,
+        help="Leave shorter drafts out (sampled ones are always verified).",
+    ),
+    click.option(
+        "--spec-draft-p-min",
+        "--draft-p-min",
+        "p_min",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        help="Stop drafting where the draft is less sure than this.",
+    ),
+    click.option(
+        "--spec-draft-sampling",
+        "draft_sampling",
+        type=click.Choice(DRAFT_SAMPLING),
+        default="auto",
+        show_default=True,
+    ),
+    click.option(
+        "--spec-rule",
+        "rule",
+        type=click.Choice(["match", "rejection"]),
+        help="How sampled text is verified (default: rejection for a sampled draft).",
+    ),
+)
+
+sampling_options = _together(
+    *_numbers(
+        (("--temp", "--temperature", "temperature"), float, _DEFAULTS.temperature, "0 is greedy."),
+        (("--top-k",), int, _DEFAULTS.top_k, "0 is off."),
+        (("--top-p",), float, _DEFAULTS.top_p, "1 is off."),
+        (("--min-p",), float, _DEFAULTS.min_p, "0 is off."),
+        (("--typical", "typical_p"), float, _DEFAULTS.typical_p, "1 is off."),
+        (("--repeat-penalty",), float, _DEFAULTS.repeat_penalty, "1 is off."),
+        (("--repeat-last-n",), int, _DEFAULTS.repeat_last_n, "Tokens looked back on."),
+        (("--presence-penalty",), float, _DEFAULTS.presence_penalty, "0 is off."),
+        (("--frequency-penalty",), float, _DEFAULTS.frequency_penalty, "0 is off."),
+        (("--dry-multiplier",), float, _DEFAULTS.dry_multiplier, "0 is off."),
+        (("--dry-base",), float, _DEFAULTS.dry_base, ""),
+        (("--dry-allowed-length",), int, _DEFAULTS.dry_allowed_length, ""),
+        (("--dry-penalty-last-n",), int, _DEFAULTS.dry_penalty_last_n, ""),
+        (("--xtc-probability",), float, _DEFAULTS.xtc_probability, "0 is off."),
+        (("--xtc-threshold",), float, _DEFAULTS.xtc_threshold, ""),
+    ),
+    click.option("-s", "--seed", type=int, help="Makes sampling repeatable; -1 draws one."),
+    click.option(
+        "-l",
+        "--logit-bias",
+        multiple=True,
+        metavar="TOKEN(+/-)BIAS",
+        help="Raise or lower a token id, e.g. 15043-1.",
+    ),
+    click.option("--grammar", metavar="GBNF", help="Constrain the answer by a grammar."),
+    click.option("--grammar-file", type=click.Path(path_type=Path), metavar="FILE"),
+    click.option("-j", "--json-schema", metavar="SCHEMA", help="Constrain it to a JSON schema."),
+    click.option("-jf", "--json-schema-file", type=click.Path(path_type=Path), metavar="FILE"),
+)
+
+
+def model_references(flags: dict[str, Any]) -> tuple[str | None, str | None]:
+    """(target, draft) named by -m/-hf and -md/-hfd; None where neither is given."""
+    chosen = []
+    for plain, hub, names in (
+        ("model", "hf_repo", "-m and -hf"),
+        ("model_draft", "hf_repo_draft", "-md and -hfd"),
+    ):
+        path, repo = flags.pop(plain), flags.pop(hub)
+        if path and repo:
+            raise UsageError(f"{names} both name a model.", hint="Give one of them.")
+        chosen.append(f"hf:{repo}" if repo else path)
+    return chosen[0], chosen[1]
+
+
+def load_params(flags: dict[str, Any]) -> dict[str, Any]:
+    """The fields of LoadParams, taken out of the flags."""
+
+    def names(key: str) -> tuple[str, ...] | None:
+        text = flags.pop(key)
+        return tuple(part.strip() for part in text.split(",")) if text else None
+
+    return {
+        "n_ctx": flags.pop("ctx_size"),
+        "threads": flags.pop("threads"),
+        "threads_batch": flags.pop("threads_batch"),
+        "gpu_layers": flags.pop("n_gpu_layers"),
+        "draft_gpu_layers": flags.pop("n_gpu_layers_draft"),
+        "devices": names("device"),
+        "draft_devices": names("device_draft"),
+        "flash_attention": flags.pop("flash_attn"),
+        "cache_type_k": flags.pop("cache_type_k"),
+        "cache_type_v": flags.pop("cache_type_v"),
+        "draft_cache_type_k": flags.pop("cache_type_k_draft"),
+        "draft_cache_type_v": flags.pop("cache_type_v_draft"),
+        "mlock": flags.pop("mlock"),
+        "mmap": not flags.pop("no_mmap"),
+    }
+
+
+def sampling_params(flags: dict[str, Any]) -> SamplingParams:
+    """SamplingParams, taken out of the flags."""
+    grammar = _grammar(flags)
+    seed = flags.pop("seed")
+    bias = tuple(_bias(text) for text in flags.pop("logit_bias"))
+    settings = {name: flags.pop(name) for name in _SAMPLING_NAMES}
+    return SamplingParams(
+        **settings, grammar=grammar, logit_bias=bias, seed=None if seed in (None, -1) else seed
+    )
+
+
+_SAMPLING_NAMES = [
+    name
+    for name in SamplingParams.__dataclass_fields__
+    if name not in ("grammar", "logit_bias", "seed")
+]
+
+
+def _grammar(flags: dict[str, Any]) -> str | None:
+    keys = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+    given = {key: value for key in keys if (value := flags.pop(key)) is not None}
+    if len(given) > 1:
+        raise UsageError("One grammar or schema is enough.", hint="Leave the others out.")
+    for key, value in given.items():
+        text = read_text(value) if key.endswith("_file") else value
+        return json_schema_grammar(text) if key.startswith("json") else text
+    return None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    for sign in "+-":
+        token, found, amount = text.partition(sign)
+        if found and token.isdigit():
+            try:
+                return int(token), float(sign + amount)
+            except ValueError:
+                break
+    raise UsageError(f"{text!r} is no logit bias.", hint="Write it as TOKEN+BIAS or TOKEN-BIAS.")
+
+
+def read_text(path: Path) -> str:
+    """A text file, or UsageError."""
+    try:
+        return path.read_text("utf-8")
+    except OSError as exc:
+        raise UsageError(f"{path} cannot be read: {exc.strerror}.") from exc
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"{path} is not UTF-8 text.", hint="Convert it with iconv.") from exc
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on a line of stdout."""
+    click.echo(json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,128 @@
+"""What a person sees: colours, progress and figures, on stderr; answers alone go to stdout."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+from homespec.decoding.stats import GenerationStats
+
+# Everything a terminal might obey, but newline and tab: C0, DEL, C1.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def stderr() -> Console:
+    """The console for people; rich honours NO_COLOR, dumb terminals and pipes."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def print_error(message: str, hint: str | None) -> None:
+    """One sentence and a hint."""
+    console = stderr()
+    console.print(Text("error: ", "bold red") + Text(printable(message)))
+    if hint:
+        console.print(Text("hint: ", "cyan") + Text(printable(hint)))
+
+
+def printable(text: str) -> str:
+    """Text without control characters: a model's output must not steer the terminal."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+def human_bytes(num_bytes: float) -> str:
+    """1.5 GiB, 300 MiB."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while num_bytes >= 1024 and len(units) > 1:
+        num_bytes /= 1024
+        del units[0]
+    digits = 0 if num_bytes >= 100 or units[0] == "B" else 1
+    return f"{num_bytes:.{digits}f} {units[0]}"
+
+
+class AnswerWriter:
+    """Streams an answer to stdout: tinted on a terminal if asked, the bare text into a pipe."""
+
+    def __init__(self, *, show_accepted: bool = False) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._tint = show_accepted and self._terminal and self._console.color_system is not None
+        self._last = "\n"
+
+    def write(self, text: str, *, accepted: bool = False) -> None:
+        """A piece of the answer."""
+        shown = printable(text) if self._terminal else text
+        if accepted and self._tint:
+            self._console.print(Text(shown, "green"), end="")
+        else:
+            sys.stdout.write(shown)
+            sys.stdout.flush()
+        self._last = shown[-1:] or self._last
+
+    def end(self) -> None:
+        """Close the line."""
+        if self._last != "\n":
+            self.write("\n")
+
+
+def figures(stats: GenerationStats) -> str:
+    """The line after an answer."""
+    parts = [
+        f"first token {stats.time_to_first_token_seconds:.2f} s",
+        f"prompt {stats.prompt_tokens_per_second:.0f} tok/s",
+        f"decode {stats.decode_tokens_per_second:.1f} tok/s",
+        f"acceptance length {stats.mean_acceptance_length:.2f}",
+    ]
+    if stats.num_drafted:
+        parts.append(f"{stats.acceptance_rate:.0%} of {stats.num_drafted} drafted accepted")
+    parts.append(f"draft {stats.draft_seconds:.2f} s, verify {stats.verify_seconds:.2f} s")
+    if stats.peak_memory_bytes:
+        parts.append(f"peak {human_bytes(stats.peak_memory_bytes)}")
+    return " · ".join(parts)
+
+
+class LoadBars:
+    """Progress of downloads (bytes, rate, time left) and loads, gone when they are done."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def download(self, name: str, done: int, total: int | None) -> None:
+        """A download moved on."""
+        self._progress.update(self._task(name, total), completed=done, total=total)
+
+    def _task(self, name: str, total: int | None) -> TaskID:
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(printable(name), total=total)
+        return self._tasks[name]
+
+
+@contextmanager
+def load_bars() -> Iterator[LoadBars]:
+    """Bars on stderr while files are fetched; nothing where stderr is no terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=False),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = stderr()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        yield LoadBars(progress)

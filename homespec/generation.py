@@ -1,0 +1,181 @@
+"""One generation: what it is to do, its pieces of text while it runs, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from homespec.decoding.speculative import SpeculativeDecoder
+from homespec.decoding.stats import GenerationStats
+from homespec.decoding.text import TextStream
+from homespec.decoding.types import FinishReason, Round
+from homespec.drafters import DRAFTERS
+from homespec.errors import UsageError
+from homespec.llama.memory import peak_memory_bytes
+
+DEFAULT_DRAFT_DEPTH = 3
+MAX_DRAFT_DEPTH = 32
+DRAFT_SAMPLING = ("auto", "greedy", "probabilistic")
+
+
+class Closable(Protocol):
+    """Something native to free at the end."""
+
+    def close(self) -> None:
+        """Free it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateParams:
+    """What one generation is to do.
+
+    max_tokens: None for as many as the context holds. spec_type: a name of DRAFTERS, None for
+    `draft_model` where a draft is loaded and `ngram` else. rule: `match` or `rejection`, None for
+    the one that fits the draft. min_draft: shorter drafts are not verified (sampled drafts always
+    are: dropping some would change the distribution). draft_sampling: `probabilistic` samples the
+    draft from its own distribution, `greedy` does not, `auto` does at a temperature above 0.
+    """
+
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    raw: bool = False
+    spec_type: str | None = None
+    draft_depth: int = DEFAULT_DRAFT_DEPTH
+    min_draft: int = 0
+    p_min: float = 0.0
+    draft_sampling: str = "auto"
+    rule: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.spec_type is not None and self.spec_type not in DRAFTERS:
+            raise UsageError(
+                f"{self.spec_type!r} is no kind of speculation.",
+                hint=f"Known: {', '.join(DRAFTERS)}.",
+            )
+        if not 0 <= self.draft_depth <= MAX_DRAFT_DEPTH:
+            raise UsageError(
+                f"The draft depth is {self.draft_depth}, "
+                f"but must lie between 0 and {MAX_DRAFT_DEPTH}."
+            )
+        if self.rule not in (None, "match", "rejection"):
+            raise UsageError(f"{self.rule!r} is no acceptance rule; match and rejection are.")
+        if self.draft_sampling not in DRAFT_SAMPLING:
+            raise UsageError(
+                f"{self.draft_sampling!r} is no draft sampling; {', '.join(DRAFT_SAMPLING)} are."
+            )
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError(f"max_tokens is {self.max_tokens}, but must be at least 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of text of a running generation; `accepted`: the token was drafted, then accepted."""
+
+    text: str
+    token: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished generation. `tokens` are those of `text`, without the end token."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    seed: int
+    stats: GenerationStats
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "finish_reason": self.finish_reason.value,
+            "seed": self.seed,
+            "stats": self.stats.as_dict(),
+        }
+
+
+class Generation:
+    """A generation under way: iterate for its chunks, then read `result`.
+
+    `cancel` (or leaving the loop) ends it; what came so far is the result.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        prompt: list[int],
+        params: GenerateParams,
+        *,
+        text: TextStream,
+        resources: Sequence[Closable],
+        seed: int,
+    ) -> None:
+        self._decoder, self._prompt, self._params = decoder, prompt, params
+        self._text, self._resources, self._seed = text, resources, seed
+        self._tokens: list[int] = []
+        self._result: Result | None = None
+        self._chunks = self._run()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def _run(self) -> Generator[Chunk]:
+        decoder = self._decoder
+        try:
+            for finished in decoder.generate(self._prompt, self._params.max_tokens):
+                yield from self._push(finished)
+                if self._text.stopped:
+                    decoder.finish_reason = FinishReason.STOP
+                    break
+            rest = self._text.flush()
+            if rest:
+                yield Chunk(rest, self._tokens[-1], False)
+        finally:
+            self._finish()
+
+    def _push(self, finished: Round) -> Iterator[Chunk]:
+        for i, token in enumerate(finished.tokens):
+            if token in self._decoder.end_tokens:
+                return
+            self._tokens.append(token)
+            text = self._text.push(token)
+            if text:
+                yield Chunk(text, token, accepted=i < finished.num_accepted)
+            if self._text.stopped:
+                return
+
+    def _finish(self) -> Result:
+        """Cut ids and cache to the text, free the samplers, make the result."""
+        if self._result is not None:
+            return self._result
+        self._text.flush()
+        kept = self._tokens[: self._text.num_kept]
+        if self._text.stopped:
+            history = len(self._prompt) + len(kept)
+            target = self._decoder.target
+            target.truncate(min(history, len(target.tokens)))
+        for resource in self._resources:
+            resource.close()
+        stats = self._decoder.stats
+        stats.peak_memory_bytes = peak_memory_bytes()
+        reason = self._decoder.finish_reason or FinishReason.CANCELLED
+        self._result = Result(self._text.text, tuple(kept), reason, self._seed, stats)
+        return self._result
+
+    def cancel(self) -> None:
+        """End it here."""
+        self._chunks.close()
+        self._finish()
+
+    @property
+    def result(self) -> Result:
+        """The result; a generation that is not finished yet is run to its end."""
+        for _ in self._chunks:
+            pass
+        return self._finish()
