@@ -16,9 +16,10 @@ import gguf
 import numpy as np
 import pytest
 from homespec.errors import HomespecError, ModelError, UsageError
-from homespec.models import gguf_parser
+from homespec.models import gguf_parser, sources
 from homespec.models.architectures import CacheKind
 from homespec.models.byte_source import FileSource
+from homespec.models.catalog import load_catalog
 from homespec.models.gguf_header import Header, join_shards, read_header
 from homespec.models.gguf_parser import StringArray, Value
 from homespec.models.text_model import require_text_model
@@ -104,11 +105,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def real_files() -> Iterator[Path]:
+    """The models that are on this machine anyway."""
     folder = os.environ.get("HOMESPEC_TEST_PAIR")
     if folder:
         yield from sorted(Path(folder).glob("*.gguf"))
-    if os.environ.get("HOMESPEC_TEST_STARTER"):
-        yield Path(os.environ["HOMESPEC_TEST_STARTER"])
+    starter = sources.locate(load_catalog().get("starter").target.source)
+    if starter:
+        yield starter
 
 
 # -- what it reads -----------------------------------------------------------------------------
