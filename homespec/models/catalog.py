@@ -5,6 +5,8 @@
     pairs:
       NAME: {target, drafts, min_memory_gb, hardware, seen, evidence, notes}
 
+Target and drafts are names of files, or sources themselves.
+
 The catalogue that ships with homespec comes first, then the user's own, then the file given with
 `--catalog`; a later entry replaces an earlier one of the same name, and may use its files.
 """
@@ -12,8 +14,9 @@ The catalogue that ships with homespec comes first, then the user's own, then th
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +25,7 @@ import yaml
 import homespec
 from homespec import paths
 from homespec.errors import UsageError
-from homespec.models.references import Source, parse_source
+from homespec.models.references import LocalFile, Source, parse_source
 
 _T = TypeVar("_T")
 _HARDWARE = ("cpu", "gpu")
@@ -148,16 +151,11 @@ def _parse_file(name: str, field: _Field) -> ModelFile:
     keys = ("source", "size_bytes", "sha256", "licence", "context_length", "notes")
     fields = field.mapping(*keys, required=("source",))
     size = _optional(fields, "size_bytes", _Field.positive)
-    sha256 = _optional(fields, "sha256", _Field.string)
-    source = fields["source"].string()
-    try:
-        parsed = parse_source(source, size_bytes=size, sha256=sha256)
-    except UsageError as exc:
-        culprit = fields["sha256"] if "sha256 of" in exc.message else fields["source"]
-        raise culprit.error(exc.message, hint=exc.hint) from exc
+    sha256 = _optional(fields, "sha256", _Field.digest)
+    source = _parse_source(fields["source"], size_bytes=size, sha256=sha256)
     return ModelFile(
         name,
-        parsed,
+        source,
         licence=_optional(fields, "licence", _Field.string),
         context_length=_optional(fields, "context_length", _Field.positive),
         notes=_optional(fields, "notes", _Field.string) or "",
@@ -170,9 +168,12 @@ def _parse_pair(name: str, field: _Field, files: Mapping[str, ModelFile]) -> Pai
 
     def file(reference: _Field) -> ModelFile:
         key = reference.string()
-        if key not in files:
-            raise reference.error(f"no file is named {key}", hint=_did_you_mean(key, files))
-        return files[key]
+        if key in files:
+            return files[key]
+        if ":" in key:  # a source instead of a name: short for users who know their file
+            source = _parse_source(reference)
+            return ModelFile(source.name, source)
+        raise reference.error(f"no file is named {key}", hint=_did_you_mean(key, files))
 
     hardware = _optional(fields, "hardware", _Field.items)
     for item in hardware or ():
@@ -188,6 +189,18 @@ def _parse_pair(name: str, field: _Field, files: Mapping[str, ModelFile]) -> Pai
         evidence=_optional(fields, "evidence", _Field.string) or "",
         notes=_optional(fields, "notes", _Field.string) or "",
     )
+
+
+def _parse_source(
+    field: _Field, *, size_bytes: int | None = None, sha256: str | None = None
+) -> Source:
+    try:
+        source = parse_source(field.string(), size_bytes=size_bytes, sha256=sha256)
+    except UsageError as exc:
+        raise field.error(exc.message, hint=exc.hint) from exc
+    if isinstance(source, LocalFile):  # meant from where the catalogue lies
+        source = replace(source, path=field.path.parent / source.path)
+    return source
 
 
 def _optional(fields: dict[str, _Field], key: str, read: Callable[[_Field], _T]) -> _T | None:
@@ -239,6 +252,12 @@ class _Field:
 
     def string(self) -> str:
         return self._scalar("str", "must be a text")
+
+    def digest(self) -> str:
+        text = self.string()
+        if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+            raise self.error("must be 64 hexadecimal digits")
+        return text
 
     def positive(self) -> int:
         text = self._scalar("int", "must be a whole number").replace("_", "")
