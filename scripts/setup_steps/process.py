@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -89,10 +89,19 @@ def _lines(process: subprocess.Popen[bytes], on_tick: Callable[[], None]) -> Ite
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt the process and its children; kill what does not end in time."""
+    """Interrupt the process and its children, and kill what does not end in time."""
     for signum in (signal.SIGINT, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signum)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
-            return
+        _signal_group(process, signum)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while _signal_group(process, 0) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _signal_group(process: subprocess.Popen[bytes], signum: int) -> bool:
+    """Send a signal to the group, 0 for none; whether it had members."""
+    process.poll()  # an ended leader that nobody asked after would count
+    try:
+        os.killpg(process.pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
