@@ -310,13 +310,17 @@ def resolve(
 ) -> tuple[Path, Path | None]:
     """(target file, draft file or None) of a path, a catalogue name or a source, fetched."""
     text = os.fspath(model) if model is not None else DEFAULT_TARGET
-    if Path(text).exists() or (text.endswith(".gguf") and ":" not in text):
+    if Path(text).exists() or (":" not in text and _looks_like_path(text)):
         return Path(text), None
     if ":" in text:
         return sources.fetch(sources.parse_source(text), progress=progress), None
     pair = load_catalog().get(text)
     target = sources.fetch(pair.target.source, progress=progress)
     return target, sources.fetch(pair.draft.source, progress=progress) if pair.draft else None
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.endswith(".gguf") or os.sep in text
 
 
 def _check_files(target: Path, draft: Path | None) -> Compatibility | None:

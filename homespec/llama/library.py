@@ -19,8 +19,9 @@ from homespec.errors import LibraryError
 
 logger = logging.getLogger("homespec.llama")
 
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.DEBUG}
-_ERROR = 3
+# ggml's levels, a notch quieter than it rates itself: a failure is raised by us, with a sentence.
+_WARNING, _ERROR = 3, 4
+_LEVELS = {_WARNING: logging.INFO, _ERROR: logging.INFO}
 _recent_errors: collections.deque[str] = collections.deque(maxlen=8)
 
 
@@ -61,7 +62,6 @@ def _log_callback(low_level: Any) -> Any:
         line = text.decode("utf-8", "replace").strip()
         if not line or line.strip(".") == "":
             return
-        # One notch quieter than llama.cpp rates itself: a failure is raised by us, with a sentence.
         logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
         if level == _ERROR:
             _recent_errors.append(line)

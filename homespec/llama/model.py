@@ -50,11 +50,13 @@ class Model:
         handles = self._device_handles(gpu_layers, devices)
         if handles is not None:
             params.devices = ctypes.cast(handles, type(params.devices))
-        callback = self._progress_callback(progress)
-        if callback is not None:
-            params.progress_callback = callback
+        watch = _LoadWatch(progress)
+        params.progress_callback = self._library.llama_progress_callback(watch)
         clear_errors()
         self._pointer = self._library.llama_model_load_from_file(os.fsencode(path), params)
+        if watch.error is not None:
+            self.close()
+            raise watch.error
         if not self._pointer:
             raise self._load_error()
         self.vocab = self._library.llama_model_get_vocab(self._pointer)
@@ -77,13 +79,6 @@ class Model:
                 raise UsageError("No device was named to offload to.")
         # Terminated by NULL, as llama.cpp asks.
         return (ctypes.c_void_p * (len(chosen) + 1))(*map(device_handle, chosen), None)
-
-    def _progress_callback(self, progress: LoadProgress | None) -> Any:
-        if progress is None:
-            return None
-        return self._library.llama_progress_callback(
-            lambda share, _: progress(float(share)) is not False
-        )
 
     def _load_error(self) -> Exception:
         reason = last_error()
@@ -159,3 +154,18 @@ class Model:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _LoadWatch:
+    """Passes progress on, and keeps what it raises: ctypes would swallow it (Ctrl-C too)."""
+
+    def __init__(self, progress: LoadProgress | None) -> None:
+        self._progress = progress
+        self.error: BaseException | None = None
+
+    def __call__(self, share: float, _: object) -> bool:
+        try:
+            return self._progress is None or self._progress(float(share)) is not False
+        except BaseException as exc:
+            self.error = exc
+            return False

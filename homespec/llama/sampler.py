@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, cast
 
@@ -120,7 +120,7 @@ class SamplerChain:
         if p.greedy:
             return []
         seed = 0 if p.seed is None else p.seed
-        cuts = [
+        cuts: list[tuple[bool, Callable[[], Any]]] = [
             (p.top_k > 0, lambda: lib.llama_sampler_init_top_k(p.top_k)),
             (p.typical_p < 1, lambda: lib.llama_sampler_init_typical(p.typical_p, 1)),
             (p.top_p < 1, lambda: lib.llama_sampler_init_top_p(p.top_p, 1)),
@@ -177,6 +177,8 @@ class SamplerChain:
         return self._ids, self._logits
 
     def _grammar(self, text: str) -> Any:
+        if not text.strip():
+            raise UsageError("The grammar is empty: it needs a rule named root.")
         with captured_stderr() as said:  # the grammar parser prints, it does not log
             sampler = self._library.llama_sampler_init_grammar(
                 self._model.vocab, text.encode(), b"root"
@@ -244,7 +246,7 @@ def json_schema_grammar(schema: str | dict[str, Any]) -> str:
         if not isinstance(parsed, dict):
             raise TypeError("a schema is a JSON object")  # noqa: TRY301
         return str(json_schema_to_gbnf(json.dumps(parsed)))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as exc:
         raise UsageError(
             f"The JSON schema cannot be turned into a grammar: {exc}.",
             hint="It must be a JSON object in the JSON Schema language.",

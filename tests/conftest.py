@@ -1,0 +1,64 @@
+"""Models for the tests: a tiny random one, the starter, and the reference pair where it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from homespec.engine import Engine, LoadParams
+from homespec.models import sources
+from homespec.models.catalog import load_catalog
+
+from tests.tiny_gguf import write_tiny_gguf
+
+
+@pytest.fixture(scope="session")
+def starter() -> Path:
+    """The starter model; the first test run fetches it."""
+    return sources.fetch(load_catalog().get("starter").target.source)
+
+
+@dataclass(frozen=True)
+class PairFiles:
+    target: Path
+    draft: Path
+
+
+@pytest.fixture(scope="session")
+def pair() -> PairFiles:
+    """The reference pair, in the folder that HOMESPEC_TEST_PAIR names."""
+    folder = Path(os.environ.get("HOMESPEC_TEST_PAIR") or "/nonexistent")
+    files = {part: next(folder.glob(f"*{part}*.gguf"), None) for part in ("1.5b", "0.5b")}
+    if None in files.values():
+        pytest.skip("HOMESPEC_TEST_PAIR names no folder with the reference pair")
+    return PairFiles(files["1.5b"], files["0.5b"])
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer model that llama.cpp runs in microseconds."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A disturbed copy of `tiny`, whose guesses are often right."""
+    return write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "draft.gguf", noise=0.1)
+
+
+@pytest.fixture(scope="session")
+def starter_engine(starter: Path) -> Iterator[Engine]:
+    """The starter with settings whose logits do not depend on the width of a pass."""
+    params = LoadParams(n_ctx=2048, flash_attention="on", cache_type_v="bf16")
+    with Engine(starter, params=params) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny: Path, tiny_draft: Path) -> Iterator[Engine]:
+    """Tiny target and tiny draft."""
+    with Engine(tiny, tiny_draft, LoadParams(n_ctx=256)) as engine:
+        yield engine
