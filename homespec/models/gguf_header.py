@@ -104,8 +104,8 @@ class Header:
     def _wrong(self, key: str, wanted: str) -> ModelError:
         return broken(self.source, f"its entry {key!r} is not {wanted}")
 
-    def _required(self, key: str, *, low: int = 1, high: int = 2**31 - 1) -> int:
-        value = self.integer(self.of_architecture(key), low=low, high=high)
+    def _required(self, key: str, *, high: int = 2**31 - 1) -> int:
+        value = self.integer(self.of_architecture(key), low=1, high=high)
         if value is None:
             raise broken(self.source, f"it does not state its {key.replace('_', ' ')}")
         return value
