@@ -47,9 +47,12 @@ def compilers() -> toolchain.Toolchain:
 # --- the compiler and AMX ---
 
 
-def test_the_native_macros_are_those_of_this_machine(compilers: toolchain.Toolchain) -> None:
-    names = {"x86_64": "__x86_64__", "aarch64": "__aarch64__", "arm64": "__aarch64__"}
-    assert names[platform.machine()] in compilers.native_macros
+def test_the_native_macros_are_those_of_this_cpu(compilers: toolchain.Toolchain) -> None:
+    if platform.machine() != "x86_64" or sys.platform != "linux":
+        pytest.skip("reads the feature list of x86-64 Linux")
+    cpu = Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split()
+    for feature in ("avx", "avx2", "fma", "f16c", "avx512f"):
+        assert (f"__{feature.upper()}__" in compilers.native_macros) == (feature in cpu), feature
 
 
 def test_compilers_that_do_not_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

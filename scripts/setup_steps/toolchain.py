@@ -28,8 +28,8 @@ int main() { return std::regex_match("a", std::regex("a*")); }
 class Toolchain:
     """A working pair of compilers.
 
-    `native_macros`: what the compiler predefines for this very CPU, `{"__AVX2__", ...}`; they
-    decide which kernels a native build holds.
+    `native_macros`: what the compiler predefines for this very CPU beyond the usual,
+    `{"__AVX2__", ...}`; they decide which kernels a native build holds.
     """
 
     cc: str
@@ -83,13 +83,18 @@ def find_toolchain() -> Toolchain:
 
 
 def native_macros(cxx: str) -> frozenset[str]:
-    """The macros of CPU features that a build for this CPU has (`-march=native`)."""
+    """The macros that a build for this very CPU has more than one for any CPU of its kind."""
+    usual = _macros(cxx)
     for flag in ("-march=native", "-mcpu=native"):
-        text = _output([*shlex.split(cxx), flag, "-dM", "-E", "-x", "c++", os.devnull])
-        words = [line.split()[1] for line in text.splitlines() if line.startswith("#define __")]
-        if words:
-            return frozenset(words)
+        if native := _macros(cxx, flag):
+            return native - usual
     return frozenset()
+
+
+def _macros(cxx: str, *flags: str) -> frozenset[str]:
+    text = _output([*shlex.split(cxx), *flags, "-dM", "-E", "-x", "c++", os.devnull])
+    lines = text.splitlines()
+    return frozenset(line.split()[1] for line in lines if line.startswith("#define __"))
 
 
 def probe_amx(cxx: str, flags: Sequence[str] = (), extra: Sequence[str | Path] = ()) -> Amx:
