@@ -23,7 +23,7 @@ from homespec.decoding.verify import RULES
 from homespec.drafters.draft_model import DraftModelDrafter
 from homespec.drafters.ngram import NgramDrafter
 from homespec.drafters.none import NoDrafter
-from homespec.errors import IncompatiblePairError, ModelError, UsageError
+from homespec.errors import IncompatiblePairError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams, Generation, Result
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
@@ -32,8 +32,9 @@ from homespec.llama.sampler import SamplerChain
 from homespec.llama.tokenizer import Tokenizer
 from homespec.models import sources
 from homespec.models.catalog import load_catalog
-from homespec.models.gguf_header import Header, read_header
-from homespec.models.references import Progress
+from homespec.models.gguf_header import Header, join_shards, read_header
+from homespec.models.references import Progress, shard_names
+from homespec.models.text_model import require_text_model
 from homespec.models.tokenizer_check import Compatibility, check_tokenizers
 
 DEFAULT_TARGET = "starter"
@@ -240,16 +241,15 @@ class Engine:
         )
         model = self.draft_context.model
         chain = SamplerChain(model, draft_sampling)
-        check = self.compatibility
+        shared = self.compatibility.shared_vocabulary if self.compatibility else None
         drafter = DraftModelDrafter(
             self.draft_context,
             chain,
             uniform=random.Random(f"{sampling.seed}/draft").random if sampled else None,
             p_min=params.p_min,
             end_tokens=self.tokenizer.end_tokens,
-            n_vocab=self.model.n_vocab if model.n_vocab > self.model.n_vocab else None,
-            readable=model.n_vocab if model.n_vocab < self.model.n_vocab else None,
-            forbidden=check.forbidden_ids if check else (),
+            shared_vocabulary=shared if model.n_vocab != self.model.n_vocab else None,
+            forbidden=self.compatibility.forbidden_ids if self.compatibility else (),
         )
         return drafter, [chain]
 
@@ -338,13 +338,10 @@ def _check_files(target: Path, draft: Path | None) -> Compatibility | None:
 
 
 def _readable(path: Path) -> Header:
-    header = read_header(path)
-    if not header.has_decoder:
-        raise ModelError(
-            f"{path.name} is an encoder-only model ({header.architecture}): "
-            "it embeds text, it writes none.",
-            hint="Use a text-generating model.",
-        )
+    """The header of a model, split or not, that llama.cpp can write text with."""
+    shards = shard_names(path.name)
+    header = join_shards([read_header(path.with_name(name)) for name in shards])
+    require_text_model(header)
     return header
 
 

@@ -75,7 +75,7 @@ def test_forbidden_and_padding_ids_are_never_proposed() -> None:
         model,
         FakeSampler(params),
         uniform=random.Random(0).random,
-        n_vocab=6,
+        shared_vocabulary=6,
         forbidden=(0, 3),
     )
     draft = drafter.propose([1], 300)
@@ -102,3 +102,11 @@ def test_a_sampled_draft_carries_the_q_it_was_drawn_from() -> None:
     expected = np.zeros(8)
     expected[q.ids] = q.probabilities * 4000
     assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected + 1))
+
+
+def test_a_history_the_draft_cannot_read_silences_it() -> None:
+    model = FakeModel(hashed_logits(8))
+    drafter = DraftModelDrafter(model, FakeSampler(), shared_vocabulary=6)
+    assert drafter.propose([1, 7], 3).tokens == ()
+    assert drafter.propose([1, 5], 3).tokens != ()
+    assert 7 not in model.tokens

@@ -28,9 +28,9 @@ class DraftModelDrafter:
 
     sampler: the draft's filters. uniform: for sampled drafts, the source of randomness; None
     drafts greedily. p_min: stop where the draft's best token is less likely than this.
-    end_tokens: a draft ends with the first of them. n_vocab: the ids from there on are unknown to
-    the target; those and the `forbidden` ones, which it reads otherwise, are never proposed.
-    readable: ids from there on are unknown to the draft.
+    end_tokens: a draft ends with the first of them. shared_vocabulary: the ids from there on are
+    unknown to one of the two models; those and the `forbidden` ones, which mean another text to
+    the target, are never proposed.
     """
 
     name = "draft_model"
@@ -43,14 +43,13 @@ class DraftModelDrafter:
         uniform: Uniform | None = None,
         p_min: float = 0.0,
         end_tokens: Collection[TokenId] = (),
-        n_vocab: int | None = None,
-        readable: int | None = None,
+        shared_vocabulary: int | None = None,
         forbidden: Collection[TokenId] = (),
     ) -> None:
         self._model, self._sampler, self._uniform = model, sampler, uniform
         self._p_min, self._end_tokens = p_min, frozenset(end_tokens)
-        self._n_vocab, self._forbidden = n_vocab, frozenset(forbidden)
-        self._readable = readable
+        self._shared_vocabulary = shared_vocabulary
+        self._forbidden = np.array(sorted(forbidden), np.int32)
         self._silenced = ""
 
     def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
@@ -60,7 +59,8 @@ class DraftModelDrafter:
         if room < 1:
             return self._silence("its context is full")
         shared = self._align(history)
-        if self._readable is not None and max(history[shared:]) >= self._readable:
+        known = self._shared_vocabulary
+        if known is not None and max(history[shared:]) >= known:
             return self._silence("it lacks a token of the text")
         [row] = self._model.extend(history[shared:], 1)
         tokens: list[TokenId] = []
@@ -105,17 +105,17 @@ class DraftModelDrafter:
 
     @property
     def _restricted(self) -> bool:
-        return self._n_vocab is not None or bool(self._forbidden)
+        return self._shared_vocabulary is not None or bool(self._forbidden.size)
 
     def _allowed(self, q: Distribution) -> Distribution | None:
         """q without the ids that may not be proposed, renormalised; None if nothing is left."""
         if not self._restricted:
             return q
         kept = np.ones(len(q.ids), bool)
-        if self._n_vocab is not None:
-            kept &= q.ids < self._n_vocab
-        if self._forbidden:
-            kept &= ~np.isin(q.ids, list(self._forbidden))
+        if self._shared_vocabulary is not None:
+            kept &= q.ids < self._shared_vocabulary
+        if self._forbidden.size:
+            kept &= ~np.isin(q.ids, self._forbidden)
         if kept.all():
             return q
         mass = q.probabilities[kept]

@@ -241,13 +241,16 @@ def json_schema_grammar(schema: str | dict[str, Any]) -> str:
     library()
     from llama_cpp.llama_grammar import json_schema_to_gbnf  # noqa: PLC0415
 
+    hint = "It must be a JSON object in the JSON Schema language."
     try:
         parsed = json.loads(schema) if isinstance(schema, str) else schema
-        if not isinstance(parsed, dict):
-            raise TypeError("a schema is a JSON object")  # noqa: TRY301
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"The JSON schema is no JSON: {exc}.", hint=hint) from exc
+    if not isinstance(parsed, dict):
+        raise UsageError("The JSON schema is no JSON object.", hint=hint)
+    try:
         return str(json_schema_to_gbnf(json.dumps(parsed)))
-    except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as exc:
+    except Exception as exc:  # the converter asserts, indexes and recurses on what it is given
         raise UsageError(
-            f"The JSON schema cannot be turned into a grammar: {exc}.",
-            hint="It must be a JSON object in the JSON Schema language.",
+            f"The JSON schema cannot be turned into a grammar: {exc}.", hint=hint
         ) from exc

@@ -120,7 +120,10 @@ def parse_source(text: str, *, size_bytes: int | None = None, sha256: str | None
         return _parse_wheel(text, rest, size_bytes, sha256)
     if scheme in ("http", "https"):
         web = WebFile(text, size_bytes, sha256)
-        if not urlsplit(text).hostname or not web.name:
+        # the name becomes a file's: no folder, no hidden file, nothing a terminal would act on
+        if not urlsplit(text).hostname or not re.fullmatch(
+            r"[^.\x00-\x1f\\][^\x00-\x1f\\]*", web.name
+        ):
             raise UsageError(f"{text} names no file on a web server.", hint=FORMS)
         return web
     if re.fullmatch(r"[a-z][a-z0-9+]+", scheme) and rest and scheme != "file":

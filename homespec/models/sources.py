@@ -302,10 +302,10 @@ def _no_hub(subject: str) -> NetworkError:
 
 
 def _ask_hub(source: HubFile) -> _HubAnswer:
-    from huggingface_hub import get_hf_file_metadata  # noqa: PLC0415
+    from huggingface_hub import constants, get_hf_file_metadata  # noqa: PLC0415
 
-    url = _hub_request(source).url
-    answer = _at_the_hub(lambda: get_hf_file_metadata(url), _subject(source))
+    url, timeout = _hub_request(source).url, constants.HF_HUB_ETAG_TIMEOUT
+    answer = _at_the_hub(lambda: get_hf_file_metadata(url, timeout=timeout), _subject(source))
     # Both become names in the cache: no server shall choose another folder.
     for text in (answer.commit_hash, answer.etag):
         if not text or not re.fullmatch(r"\w[\w-]*", text, re.ASCII):

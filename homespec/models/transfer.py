@@ -33,6 +33,7 @@ from homespec.models.references import Progress
 
 _T = TypeVar("_T")
 _TRIES = 4  # without a single new byte
+_TRIES_TO_REACH = 2  # a server that does not answer at all
 _FIRST_DELAY_SECONDS = 0.5
 _LONGEST_DELAY_SECONDS = 30.0
 _READ_AHEAD_BYTES = 256 << 10
@@ -49,16 +50,17 @@ def patiently(request: Callable[[], _T], subject: str) -> _T:
             raise
         except Exception as exc:
             attempt += 1
-            _wait_or_raise(exc, attempt, subject)
+            answered = hasattr(exc, "response")
+            _wait_or_raise(exc, attempt, _TRIES if answered else _TRIES_TO_REACH, subject)
 
 
-def _wait_or_raise(exc: Exception, attempt: int, subject: str) -> None:
+def _wait_or_raise(exc: Exception, attempt: int, tries: int, subject: str) -> None:
     """Sleep before another attempt, or raise the plain sentence where none makes sense."""
     delay = _FIRST_DELAY_SECONDS * 2 ** (attempt - 1)
     response = getattr(exc, "response", None)
     if isinstance(response, httpx.Response):
         delay = max(delay, retry_after(response) or 0)
-    if attempt >= _TRIES or not is_transient(exc) or delay > _LONGEST_DELAY_SECONDS:
+    if attempt >= tries or not is_transient(exc) or delay > _LONGEST_DELAY_SECONDS:
         raise explain(exc, subject) from exc
     time.sleep(delay)
 
@@ -113,7 +115,7 @@ def download(
                 part.unlink()  # longer than what the server has: not of this content
                 continue
             attempt = 1 if _size(part) > before else attempt + 1
-            _wait_or_raise(exc, attempt, request.subject)
+            _wait_or_raise(exc, attempt, _TRIES, request.subject)
         except OSError as exc:
             raise disk_error(exc, part) from exc
     _validator(part).unlink(missing_ok=True)
@@ -134,6 +136,7 @@ def bring(
         part.parent.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise disk_error(exc, part.parent) from exc
+    require_free(part.parent, (size_bytes or 0) - _size(part), request.subject)
     found: list[str] = []
     while not found or found[-1] != sha256:
         if len(found) == 2:
@@ -175,10 +178,7 @@ def _append(
         response.raise_for_status()
         start, total = _extent(response)
         if start not in (0, have) or (total is not None and total != (size_bytes or total)):
-            raise NetworkError(
-                f"{response.url.host} sent something else than {request.subject}.",
-                hint="A proxy may be in the way, or the file was replaced just now. Try again.",
-            )
+            raise _other_file(response, request)
         if start != have:  # the server sends the whole file: it changed, or knows no ranges
             part.unlink()
             have = 0
@@ -192,7 +192,16 @@ def _append(
                 have += len(block)
                 tell(have, total or size_bytes)
                 if size_bytes is not None and have > size_bytes:
-                    break
+                    raise _other_file(response, request)  # longer than `total` or than pinned
+    if size_bytes is not None and have < size_bytes:
+        raise httpx.ReadError("the answer ended early", request=response.request)
+
+
+def _other_file(response: httpx.Response, request: Request) -> NetworkError:
+    return NetworkError(
+        f"{response.url.host} sent something else than {request.subject}.",
+        hint="A proxy may be in the way, or the file was replaced just now. Try again.",
+    )
 
 
 def _extent(response: httpx.Response) -> tuple[int, int | None]:

