@@ -26,7 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-BLOCK_BYTES = 16 << 10
+BLOCK_BYTES = 64 << 10
 
 
 @dataclass
@@ -81,12 +81,12 @@ class Seen:
 class HubServer:
     """Serves repositories on 127.0.0.1; large files from the same port under the name localhost."""
 
-    commit = "c0ffee" + "0" * 34
     branch = "main"
     token = "hf_right"  # no secret: the word that private repositories ask for
 
     def __init__(self) -> None:
         self.files: dict[tuple[str, str], ServedFile] = {}
+        self.commits: dict[str, str] = {}
         self.requests: list[Seen] = []
         self.lock = threading.Lock()
         self._http = _Server(("127.0.0.1", 0), _Handler)
@@ -100,13 +100,22 @@ class HubServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def add(self, repo: str, name: str, path: Path, *, lfs: bool = True) -> ServedFile:
+    def add(
+        self,
+        repo: str,
+        name: str,
+        path: Path,
+        *,
+        lfs: bool = True,
+        commit: str = "c0ffee" + 34 * "0",
+    ) -> ServedFile:
         digest = hashlib.sha256()
         with path.open("rb") as source:
             while block := source.read(1 << 20):
                 digest.update(block)
         served = ServedFile(repo, name, path, path.stat().st_size, digest.hexdigest(), lfs)
         self.files[repo, name] = served
+        self.commits[repo] = commit
         return served
 
     def asked(self, method: str, part: str) -> list[Seen]:
@@ -136,7 +145,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         # Small buffers: what is counted as sent has nearly all arrived.
-        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 256 << 10)
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().setup()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -179,12 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _has_repo(self, repo: str, revision: str) -> bool:
         hub = self.server.hub
-        if repo not in {known for known, _ in hub.files}:
+        if repo not in hub.commits:
             # The hub hides which private repositories exist: 401 to those without a token.
             known = "Authorization" in self.headers
             self._refuse(404 if known else 401, "RepoNotFound", "Repository not found")
             return False
-        if revision not in (hub.branch, hub.commit):
+        if revision not in (hub.branch, hub.commits[repo]):
             self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
             return False
         return True
@@ -231,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "_id": "1",
                 "id": repo,
                 "modelId": repo,
-                "sha": hub.commit,
+                "sha": hub.commits[repo],
                 "private": False,
                 "tags": [],
                 "downloads": 0,
@@ -263,12 +273,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         file = hub.files.get((repo, name))
         if file is None:
-            self._refuse(404, "EntryNotFound", "Entry not found", X_Repo_Commit=hub.commit)
+            self._refuse(404, "EntryNotFound", "Entry not found", X_Repo_Commit=hub.commits[repo])
             return
         if self._refused(file):
             return
         etag = file.faults.etag or f'"{file.sha256 if file.lfs else file.sha256[:40]}"'
-        headers = {} if file.faults.no_commit else {"X-Repo-Commit": hub.commit}
+        headers = {} if file.faults.no_commit else {"X-Repo-Commit": hub.commits[repo]}
         if not file.lfs:
             self._content(file, {**headers, "ETag": etag})
             return
