@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,9 +18,11 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from homespec.decoding.stats import GenerationStats
+from homespec.doctor import Diagnosis
 
 # Everything a terminal might obey, but newline and tab: C0, DEL, C1.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -92,6 +95,52 @@ def figures(stats: GenerationStats) -> str:
     if stats.peak_memory_bytes:
         parts.append(f"peak {human_bytes(stats.peak_memory_bytes)}")
     return " · ".join(parts)
+
+
+def print_diagnosis(diagnosis: Diagnosis, settings: dict[str, Any]) -> None:
+    """The findings of `homespec doctor` on stdout."""
+    console = Console(highlight=False)
+    library = diagnosis.stages.get("library", {})
+    facts = Table("what", "found", box=None, pad_edge=False, show_header=False)
+    for name, value in diagnosis.versions.items():
+        facts.add_row(name, value)
+    if library:
+        facts.add_row("processor", f"{library['cpu']}, {library['threads']} threads used")
+    console.print(facts)
+    features = Table("instruction set", "processor", "build", title="CPU", title_justify="left")
+    for row in diagnosis.features:
+        features.add_row(row.name, *("yes" if on else "no" for on in (row.in_cpu, row.in_build)))
+    console.print(features)
+    devices = Table("device", "kind", "free", "total", title="Devices", title_justify="left")
+    for device in library.get("devices", []):
+        free, total = human_bytes(device["free_bytes"]), human_bytes(device["total_bytes"])
+        name = f"{device['name']} ({device['description']})"
+        devices.add_row(name, device["kind"], free, total)
+    console.print(devices)
+    if decode := diagnosis.stages.get("decode"):
+        console.print(
+            f"Self-test: prompt {decode['prompt_tokens_per_second']:.0f} tok/s, "
+            f"decode {decode['tokens_per_second']:.1f} tok/s"
+        )
+    if widths := diagnosis.stages.get("widths"):
+        console.print(_promise(widths, settings))
+
+
+def _promise(widths: dict[str, Any], settings: dict[str, Any]) -> str:
+    used = (
+        f"flash attention {settings['flash_attention']}, "
+        f"K {settings['cache_type_k']}, V {settings['cache_type_v']}"
+    )
+    if widths["invariant"]:
+        return (
+            f"Width-invariant with {used}: greedy speculative text is the text of plain decoding, "
+            "bit for bit."
+        )
+    return (
+        f"Not width-invariant with {used}: logits differ by up to {widths['largest']:.2g} between "
+        "passes of one and of many tokens, so greedy text may part from plain decoding at a "
+        "near-tie. -fa on -ctv bf16 often cures it."
+    )
 
 
 class LoadBars:

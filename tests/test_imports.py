@@ -23,6 +23,7 @@ FLOORS = {
     "batch": 5,
     "bench": 5,
     "server": 5,
+    "selftest": 4,
     "doctor": 5,
     "setup": 5,
     "console": 6,

@@ -68,6 +68,12 @@ model_options = _together(
     click.option("-hfd", "--hf-repo-draft", metavar="REPO[:QUANT]", help="Draft from the hub."),
 )
 
+cache_options = _together(
+    click.option("-fa", "--flash-attn", type=_FLASH, default="auto", show_default=True),
+    click.option("-ctk", "--cache-type-k", type=_CACHE, default="f16", show_default=True),
+    click.option("-ctv", "--cache-type-v", type=_CACHE, default="f16", show_default=True),
+)
+
 load_options = _together(
     click.option(
         "-c",
@@ -108,9 +114,7 @@ load_options = _together(
     ),
     click.option("-dev", "--device", metavar="A,B", help="Devices for the target, by name."),
     click.option("-devd", "--device-draft", metavar="A,B", help="Devices for the draft."),
-    click.option("-fa", "--flash-attn", type=_FLASH, default="auto", show_default=True),
-    click.option("-ctk", "--cache-type-k", type=_CACHE, default="f16", show_default=True),
-    click.option("-ctv", "--cache-type-v", type=_CACHE, default="f16", show_default=True),
+    cache_options,
     click.option("-ctkd", "--cache-type-k-draft", type=_CACHE, default="f16", show_default=True),
     click.option("-ctvd", "--cache-type-v-draft", type=_CACHE, default="f16", show_default=True),
     click.option("--mlock", is_flag=True, help="Keep the model from being swapped out."),

@@ -1,0 +1,123 @@
+"""Looks at the machine and at the build of llama.cpp, and tries a decode in a child process."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from homespec import __version__
+from homespec.selftest import STAGES
+
+TIMEOUT_SECONDS = 600
+
+FEATURES = {
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "FMA": "fma",
+    "F16C": "f16c",
+    "BMI2": "bmi2",
+    "AVX_VNNI": "avx_vnni",
+    "AVX512": "avx512f",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+    "AMX_INT8": "amx_int8",
+    "NEON": "asimd",
+    "DOTPROD": "asimddp",
+    "MATMUL_INT8": "i8mm",
+    "SVE": "sve",
+}
+"""ggml's name of an instruction set -> Linux's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRow:
+    """An instruction set: whether the processor has it and whether the build uses it."""
+
+    name: str
+    in_cpu: bool
+    in_build: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found. `stages` holds what each stage of the self-test said.
+
+    problem and cure: a sentence each, None where all is well.
+    """
+
+    versions: dict[str, str]
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problem: str | None = None
+    cure: str | None = None
+
+    @property
+    def features(self) -> list[FeatureRow]:
+        """Instruction sets that the processor or the build knows."""
+        library = self.stages.get("library", {})
+        has, uses = library.get("cpu_features", []), library.get("build_features", {})
+        rows = [
+            FeatureRow(name, linux in has, name in uses.get("CPU", []))
+            for name, linux in FEATURES.items()
+        ]
+        return [row for row in rows if row.in_cpu or row.in_build]
+
+
+def diagnose(model: Path, settings: dict[str, Any]) -> Diagnosis:
+    """Run the self-test on a model with the given fields of ContextParams."""
+    command = [sys.executable, "-m", "homespec.selftest", str(model), json.dumps(settings)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        )
+        output, code, stderr = done.stdout, done.returncode, done.stderr
+    except subprocess.TimeoutExpired as exc:
+        output, code, stderr = _text(exc.stdout), None, ""
+    said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    stages = {entry.pop("stage"): entry for entry in said}
+    problem, cure = _verdict(stages, code, stderr)
+    return Diagnosis(_versions(stages), stages, problem, cure)
+
+
+def _verdict(
+    stages: dict[str, dict[str, Any]], code: int | None, stderr: str
+) -> tuple[str | None, str | None]:
+    doing = next((stage for stage in STAGES if stage not in stages), None)
+    rebuild = "Build it again for this machine: ./scripts/setup --rebuild"
+    if code is None:
+        return f"The self-test hung at the stage {doing!r}.", rebuild
+    if code < 0:
+        name = signal.Signals(-code).name
+        if -code == signal.SIGILL:
+            return (
+                f"llama.cpp met an instruction it cannot run ({name}) at the stage {doing!r}: "
+                "it was built for another processor, or miscompiled.",
+                rebuild,
+            )
+        return f"llama.cpp crashed ({name}) at the stage {doing!r}.", rebuild
+    if "error" in stages:
+        return stages["error"]["message"], stages["error"]["hint"]
+    if code:
+        last = (stderr.strip().splitlines() or ["no message"])[-1]
+        return f"The self-test failed at the stage {doing!r}: {last}", rebuild
+    if not stages["decode"]["finite"]:
+        return "The self-test decoded numbers that are not finite.", rebuild
+    return None, None
+
+
+def _versions(stages: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {
+        "homespec": __version__,
+        "llama-cpp-python": stages.get("library", {}).get("version", "not loaded"),
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def _text(output: bytes | str | None) -> str:
+    return output.decode("utf-8", "replace") if isinstance(output, bytes) else output or ""
