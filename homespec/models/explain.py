@@ -124,6 +124,8 @@ def _explain_answer(response: httpx.Response, subject: str) -> HomespecError:
     if key == 401 and "Authorization" in response.request.headers:
         key = "bad token"
     error, sentence, hint = _ANSWERS.get(key, _OTHER_ANSWER)
+    if "://" in subject and key in (401, 403, 404):
+        hint = "Check the address."  # no file of the hub: its token is of no use
     wait = retry_after(response)
     when = f"in {wait:.0f} seconds" if wait else "in some minutes"
     return error(

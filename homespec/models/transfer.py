@@ -263,6 +263,11 @@ class RemoteFile:
         self.bytes_read = 0
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self._ask.subject
+
+    @property
     def size(self) -> int:
         """The length of the whole file in bytes."""
         if self._size is None:
