@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from setup_steps.backends import choose_backend
-from setup_steps.diagnosis import FAILED, USAGE, SetupError
+from setup_steps.diagnosis import CANNOT_RUN, FAILED, USAGE, SetupError
 from setup_steps.environment import Environment
 from setup_steps.process import Stopped, stop_on_signals
 from setup_steps.progress import say
@@ -124,6 +124,9 @@ def main() -> int:
         if error.hint:
             print(f"  {error.hint}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a folder that is not ours, a full disk
+        print(f"setup: {error.filename or 'a file'}: {error.strerror}.", file=sys.stderr)
+        return CANNOT_RUN
     except KeyboardInterrupt as stop:
         print("\nsetup: stopped. Run it again, and it goes on where it was.", file=sys.stderr)
         return 128 + stop.signum if isinstance(stop, Stopped) else 130

@@ -286,6 +286,16 @@ def test_a_failed_fetch_says_why_and_keeps_the_log(
     assert not list(tmp_path.glob("wheels/*"))
 
 
+def test_a_number_of_compilers_that_is_none_is_refused(
+    plain_recipe: recipe.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "many")
+    (tmp_path / "builds" / plain_recipe.key / "source").mkdir(parents=True)
+    with pytest.raises(diagnosis.SetupError, match="PARALLEL_LEVEL=many") as refused:
+        wheel.obtain_wheel(plain_recipe, tmp_path, Path(sys.executable))
+    assert refused.value.exit_code == 2
+
+
 def test_memory_bounds_the_compilers_at_a_time() -> None:
     gib = 1 << 30
     assert wheel.parallel_jobs("cpu", 8, 100 * gib) == 8
@@ -417,8 +427,9 @@ def _wait_until_gone(pid: int) -> None:
 # --- the environment and the scripts themselves ---
 
 
-def test_a_half_made_environment_is_completed(tmp_path: Path) -> None:
+def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path: Path) -> None:
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(tmp_path / "removed")
     made = environment.Environment(tmp_path)
     made.make()
     subprocess.run([made.python, "-c", "import pip"], check=True)

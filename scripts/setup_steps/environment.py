@@ -71,7 +71,8 @@ class Environment:
                     hint=how_to_install("venv"),
                 )
             say("Making .venv ...")
-            if is_moved:  # its programs name the old place
+            is_dead = self.python.is_symlink() and not self._runs("")  # its Python was removed
+            if is_moved or is_dead:  # the programs in it name another place
                 shutil.rmtree(self.folder)
             self.folder.mkdir(exist_ok=True)
             self._run([sys.executable, "-m", "venv", self.folder], ".venv could not be made.")

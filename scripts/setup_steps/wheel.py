@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from setup_steps.diagnosis import Diagnosis, SetupError, diagnose
+from setup_steps.diagnosis import USAGE, Diagnosis, SetupError, diagnose
 from setup_steps.process import Command, run_logged
 from setup_steps.progress import Progress, about, clock_text, say
 from setup_steps.recipe import INCLUDE, Recipe
@@ -106,10 +106,19 @@ class _Build:
         source = self._folder / "source"
         if not source.is_dir():
             self._fetch(source)
-        jobs = int(os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or 0) or parallel_jobs(
-            self._recipe.backend.name, usable_cpus(), free_memory_bytes()
-        )
-        return self._keep(self._compile(source, jobs))
+        return self._keep(self._compile(source, self._jobs()))
+
+    def _jobs(self) -> int:
+        wish = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
+        if not wish:
+            return parallel_jobs(self._recipe.backend.name, usable_cpus(), free_memory_bytes())
+        if not wish.isdecimal() or int(wish) == 0:
+            raise SetupError(
+                f"CMAKE_BUILD_PARALLEL_LEVEL={wish} is no number of compilers.",
+                hint="Unset it, or give a whole number from 1.",
+                exit_code=USAGE,
+            )
+        return int(wish)
 
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self._folder).free
@@ -197,7 +206,8 @@ class _Build:
         whole = self._folder / "steps"
         if not whole.exists():
             whole.write_text(str(steps), encoding="ascii")
-        return min(1.0, steps / int(whole.read_text(encoding="ascii")))
+        text = whole.read_text(encoding="ascii")
+        return min(1.0, steps / int(text)) if text.isdecimal() else 1.0
 
     def _run_pip(self, arguments: Command, failure: str) -> None:
         self._log.write_bytes(b"")
@@ -228,4 +238,5 @@ def build_error(failure: str, found: Diagnosis, log: Path) -> SetupError:
     """The failure with its cause, the lines that tell of it, and where the whole log is."""
     lines = "\n".join(f"    {line}" for line in found.lines)
     message = f"{failure} {found.cause}".strip()
-    return SetupError(f"{message}\n{lines}\n  The whole log: {log}", hint=found.hint)
+    afresh = f"If it fails again: remove {log.parent}, and run this once more."
+    return SetupError(f"{message}\n{lines}\n  The whole log: {log}", hint=found.hint or afresh)
