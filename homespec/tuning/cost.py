@@ -1,0 +1,115 @@
+"""What a pass costs: seconds over n tokens with so many tokens in the cache, from measured points.
+
+Costs rise in steps (a kernel takes over at a width, a thread more has work), so nothing is fitted
+through the points: they are joined by straight lines, and only made monotone, since a pass over
+more tokens, or on a longer context, that seems cheaper is noise.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+"""Tokens a pass that are measured for a target."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Seconds of a pass, by context length and by the tokens it evaluates.
+
+    context_lengths: tokens in the cache before the pass, rising. widths: tokens of the pass,
+    rising. table: seconds[context length][width], rising or level along both.
+    Raises ValueError for a table of another shape, or with values that cannot be times.
+    """
+
+    context_lengths: tuple[int, ...]
+    widths: tuple[int, ...]
+    table: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        for axis in (self.context_lengths, self.widths):
+            if not axis or any(low >= high for low, high in pairwise(axis)):
+                raise ValueError(f"the points of a cost curve must rise, not {axis}")
+        if len(self.table) != len(self.context_lengths):
+            raise ValueError("a cost curve needs a row for each context length")
+        if any(len(row) != len(self.widths) for row in self.table):
+            raise ValueError("a cost curve needs a value for each width")
+        if not all(0 < value < math.inf for row in self.table for value in row):
+            raise ValueError("a pass takes more than no time, and ends")
+
+    @classmethod
+    def from_points(cls, points: Mapping[tuple[int, int], float]) -> CostCurve:
+        """The curve through {(context length, width): seconds}, made monotone.
+
+        A context length that lacks one of the widths is left out (measuring was interrupted).
+        """
+        widths = tuple(sorted({width for _, width in points}))
+        lengths = tuple(
+            length
+            for length in sorted({length for length, _ in points})
+            if all((length, width) in points for width in widths)
+        )
+        rows = [isotonic([points[length, width] for width in widths]) for length in lengths]
+        # Isotonic regression keeps order among its inputs, so the rows stay monotone.
+        columns = [isotonic(column) for column in zip(*rows, strict=True)]
+        return cls(lengths, widths, tuple(zip(*columns, strict=True)))
+
+    def seconds(self, num_tokens: int, context_length: int) -> float:
+        """Seconds of a pass over `num_tokens` with `context_length` tokens in the cache.
+
+        Past the measured widths and lengths the last slope goes on; below them the first value
+        stands.
+        """
+        low, share = _place(self.context_lengths, context_length)
+        first = _along(self.widths, self.table[low], num_tokens)
+        if share == 0:
+            return first
+        second = _along(self.widths, self.table[low + 1], num_tokens)
+        return first + share * (second - first)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "context_lengths": list(self.context_lengths),
+            "widths": list(self.widths),
+            "seconds": [[round(value, 7) for value in row] for row in self.table],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CostCurve:
+        """The curve from `as_dict`. Raises ValueError, KeyError or TypeError where it is none."""
+        return cls(
+            tuple(map(int, values["context_lengths"])),
+            tuple(map(int, values["widths"])),
+            tuple(tuple(map(float, row)) for row in values["seconds"]),
+        )
+
+
+def isotonic(values: Sequence[float]) -> tuple[float, ...]:
+    """The rising sequence nearest in squares: pool adjacent violators (Ayer et al. 1955)."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        total, count = value, 1
+        while blocks and blocks[-1][0] * count >= total * blocks[-1][1]:
+            before, number = blocks.pop()
+            total, count = total + before, count + number
+        blocks.append((total, count))
+    return tuple(total / count for total, count in blocks for _ in range(count))
+
+
+def _place(axis: tuple[int, ...], value: float) -> tuple[int, float]:
+    """(i, share): `value` lies `share` of the way from axis[i] to axis[i + 1]; past the end > 1."""
+    if value <= axis[0] or len(axis) == 1:
+        return 0, 0.0
+    low = min(bisect_right(axis, value) - 1, len(axis) - 2)
+    return low, (value - axis[low]) / (axis[low + 1] - axis[low])
+
+
+def _along(axis: tuple[int, ...], values: tuple[float, ...], value: float) -> float:
+    low, share = _place(axis, value)
+    return values[low] if share == 0 else values[low] + share * (values[low + 1] - values[low])
