@@ -1,0 +1,147 @@
+"""How much memory a model takes once it is loaded and has answered, told from its header.
+
+Every figure is the size of something llama.cpp allocates, named below, and not a fit to any one
+model. What is counted is the largest it gets: the whole context full, a whole batch in a pass,
+as many rows of logits as the deepest draft needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from homespec.errors import UsageError
+from homespec.models import compute_size
+from homespec.models.gguf_parser import Tensor
+from homespec.models.machine import DeviceMemory
+from homespec.models.model_shape import Layer, ModelShape
+from homespec.models.placement import ContextSettings, Placement
+from homespec.models.repacking import Features, copied_bytes
+
+RAM = "RAM"
+FLOAT_BYTES = 4
+# Measured: a piece or a merge rule stands in two hash maps and a list, as strings of their own.
+_ENTRY_BYTES = 170
+# The sampler's list of candidates: id, logit and probability of each token, and llama.cpp's ids.
+_CANDIDATE_BYTES = 16
+_CONTEXT_BYTES = 2 << 20  # the graph's own nodes and hash tables
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryParts:
+    """Bytes by purpose, in one place.
+
+    weights: as they are multiplied. file_pages: mapped pages of the file that nothing reads again
+    because the weights were copied elsewhere; they are resident, and the system takes them back
+    when it needs room. kv: keys, values and recurrent states. compute: the graph's intermediate
+    results. output: rows of logits. other: the vocabulary and small things.
+    """
+
+    weights: int = 0
+    file_pages: int = 0
+    kv: int = 0
+    compute: int = 0
+    output: int = 0
+    other: int = 0
+
+    @property
+    def total(self) -> int:
+        """All that is resident at the peak."""
+        return sum(getattr(self, part.name) for part in fields(self))
+
+    @property
+    def needed(self) -> int:
+        """What has to stay resident."""
+        return self.total - self.file_pages
+
+    def __add__(self, other: MemoryParts) -> MemoryParts:
+        return MemoryParts(
+            *(getattr(self, part.name) + getattr(other, part.name) for part in fields(self))
+        )
+
+
+def estimate(
+    shape: ModelShape, settings: ContextSettings, placement: Placement, features: Features
+) -> dict[str, MemoryParts]:
+    """The bytes of a model in RAM and on each device it is placed on, by the place's name.
+
+    Raises UsageError for an unknown cache type.
+    """
+    devices = placement.devices
+    # Next to a device with pinned memory the CPU's layers are kept as they are.
+    copying = features if not any(device.pinned_host for device in devices) else frozenset[str]()
+    parts = {RAM: _ram_weights(shape, settings, placement, copying)}
+    for device in devices:
+        parts[device.name] = MemoryParts(weights=_device_weights(shape, placement, device))
+    for layer, where in zip(shape.layers, placement.layers, strict=False):
+        name = where.name if where else RAM
+        parts[name] += MemoryParts(kv=cache_bytes(layer, shape, settings))
+    for name, size in compute_size.compute_bytes(shape, settings, placement, RAM).items():
+        parts[name] += MemoryParts(compute=size)
+    parts[RAM] += MemoryParts(
+        output=settings.rows * shape.vocabulary * FLOAT_BYTES,
+        other=shape.vocabulary_entries * _ENTRY_BYTES
+        + shape.vocabulary * _CANDIDATE_BYTES
+        + _CONTEXT_BYTES,
+    )
+    return parts
+
+
+def cache_bytes(layer: Layer, shape: ModelShape, settings: ContextSettings) -> int:
+    """What a layer keeps of the past: keys and values of every cell, or states and snapshots.
+
+    Sliding-window layers have as many cells as the others: without them a rollback would need
+    cells that are gone.
+    """
+    states = 0
+    if layer.recurrent:
+        states = shape.state_elements * (1 + shape.snapshots(settings.snapshots))
+    return states * FLOAT_BYTES + settings.cells * (
+        row_bytes(layer.key_width, settings.cache_type_k)
+        + row_bytes(layer.value_width, settings.cache_type_v)
+    )
+
+
+def row_bytes(elements: int, type_name: str) -> int:
+    """The bytes of so many elements of a cache type."""
+    try:
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[type_name.upper()]]
+    except KeyError as exc:
+        raise UsageError(f"{type_name!r} is no cache type.") from exc
+    return int(-(-elements // block) * size)
+
+
+def _ram_weights(
+    shape: ModelShape, settings: ContextSettings, placement: Placement, copying: Features
+) -> MemoryParts:
+    in_place = sum(tensor.n_bytes for tensor in shape.input_tensors)
+    copies = 0
+    for tensor in _tensors_in_ram(shape, placement):
+        copy = copied_bytes(tensor, copying)
+        copies += copy
+        in_place += 0 if copy else tensor.n_bytes
+    if shape.tied_table and placement.layers[-1] is None:
+        copies += copied_bytes(shape.tied_table, copying)  # else the table itself is multiplied
+    pages = max(0, shape.file_bytes - in_place) if settings.mmap else 0
+    if settings.mlock:
+        return MemoryParts(weights=in_place + copies + pages)
+    return MemoryParts(weights=in_place + copies, file_pages=pages)
+
+
+def _tensors_in_ram(shape: ModelShape, placement: Placement) -> list[Tensor]:
+    """All that is not on a device, without the input's."""
+    found = list(shape.output_tensors) if placement.layers[-1] is None else []
+    for layer, device in zip(shape.layers, placement.layers, strict=False):
+        if device is None:
+            found += layer.tensors
+    return found
+
+
+def _device_weights(shape: ModelShape, placement: Placement, device: DeviceMemory) -> int:
+    layers = zip(shape.layers, placement.layers, strict=False)
+    total = sum(layer.n_bytes for layer, where in layers if where == device)
+    if placement.layers[-1] == device:
+        total += sum(tensor.n_bytes for tensor in shape.output_tensors)
+        total += shape.tied_table.n_bytes if shape.tied_table else 0
+    return total
