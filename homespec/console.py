@@ -128,7 +128,9 @@ def print_diagnosis(diagnosis: Diagnosis, settings: dict[str, Any]) -> None:
 
 def _promise(widths: dict[str, Any], settings: dict[str, Any]) -> str:
     used = (
-        f"flash attention {settings['flash_attention']}, "
+        "--strict-exact"
+        if settings.get("exact_kernels")
+        else f"flash attention {settings['flash_attention']}, "
         f"K {settings['cache_type_k']}, V {settings['cache_type_v']}"
     )
     if widths["invariant"]:
@@ -139,7 +141,7 @@ def _promise(widths: dict[str, Any], settings: dict[str, Any]) -> str:
     return (
         f"Not width-invariant with {used}: logits differ by up to {widths['largest']:.2g} between "
         "passes of one and of many tokens, so greedy text may part from plain decoding at a "
-        "near-tie. -fa on -ctv bf16 often cures it."
+        "near-tie. --strict-exact cures it, for wide passes that cost more."
     )
 
 
@@ -155,6 +157,8 @@ class LoadBars:
         self._progress.update(self._task(name, total), completed=done, total=total)
 
     def _task(self, name: str, total: int | None) -> TaskID:
+        if not self._tasks:
+            self._progress.start()
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(printable(name), total=total)
         return self._tasks[name]
@@ -171,7 +175,8 @@ def load_bars() -> Iterator[LoadBars]:
         TimeRemainingColumn(),
     )
     console = stderr()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        yield LoadBars(progress)
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    try:
+        yield LoadBars(progress)  # nothing is drawn before something is fetched
+    finally:
+        progress.stop()

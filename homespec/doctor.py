@@ -88,26 +88,26 @@ def _verdict(
     stages: dict[str, dict[str, Any]], code: int | None, stderr: str
 ) -> tuple[str | None, str | None]:
     doing = next((stage for stage in STAGES if stage not in stages), None)
-    rebuild = "Build it again for this machine: ./scripts/setup --rebuild"
+    rebuild = "Build it again for this machine: ./scripts/setup"
     if code is None:
-        return f"The self-test hung at the stage {doing!r}.", rebuild
-    if code < 0:
-        name = signal.Signals(-code).name
-        if -code == signal.SIGILL:
-            return (
-                f"llama.cpp met an instruction it cannot run ({name}) at the stage {doing!r}: "
-                "it was built for another processor, or miscompiled.",
-                rebuild,
-            )
-        return f"llama.cpp crashed ({name}) at the stage {doing!r}.", rebuild
-    if "error" in stages:
+        problem = f"The self-test hung at the stage {doing!r}."
+    elif code == -signal.SIGILL:
+        problem = (
+            f"llama.cpp met an instruction it cannot run (SIGILL) at the stage {doing!r}: "
+            "it was built for another processor, or miscompiled."
+        )
+    elif code < 0:
+        problem = f"llama.cpp crashed ({signal.Signals(-code).name}) at the stage {doing!r}."
+    elif "error" in stages:
         return stages["error"]["message"], stages["error"]["hint"]
-    if code:
+    elif code:
         last = (stderr.strip().splitlines() or ["no message"])[-1]
-        return f"The self-test failed at the stage {doing!r}: {last}", rebuild
-    if not stages["decode"]["finite"]:
-        return "The self-test decoded numbers that are not finite.", rebuild
-    return None, None
+        problem = f"The self-test failed at the stage {doing!r}: {last}"
+    elif not stages["decode"]["finite"]:
+        problem = "The self-test decoded numbers that are not finite."
+    else:
+        return None, None
+    return problem, rebuild
 
 
 def _versions(stages: dict[str, dict[str, Any]]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from homespec.errors import IncompatiblePairError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams, Generation, Result
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
+from homespec.llama.library import use_exact_kernels
 from homespec.llama.model import ALL_LAYERS, Model
 from homespec.llama.sampler import SamplerChain
 from homespec.llama.tokenizer import Tokenizer
@@ -43,12 +44,24 @@ LoadProgress = Callable[[str, float], None]
 """Called with what is being loaded (`target` or `draft`) and the share done, 0 to 1."""
 
 
+STRICT_EXACT: dict[str, Any] = {
+    "flash_attention": "on",
+    "cache_type_k": "f16",
+    "cache_type_v": "bf16",
+    "repack": False,
+}
+"""What makes llama.cpp's CPU kernels width-invariant, with `use_exact_kernels`; measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadParams:
     """Where and how the two models are loaded.
 
     n_ctx: context in tokens, 0 for what the target was trained for. devices: names, None for all.
-    Cache types and flash attention are the target's; the draft has its own.
+    Cache types and flash attention are the target's; the draft has its own. repack: let the CPU
+    keep the weights in its fastest layout. strict_exact: take the target settings under which its
+    logits are the same bits at every width of a pass, so that greedy text, and seeded text under
+    the match rule, is the very text of plain decoding.
     """
 
     n_ctx: int = 4096
@@ -67,6 +80,8 @@ class LoadParams:
     draft_cache_type_v: str = "f16"
     mmap: bool = True
     mlock: bool = False
+    repack: bool = True
+    strict_exact: bool = False
     max_draft_depth: int = MAX_DRAFT_DEPTH
 
 
@@ -84,7 +99,11 @@ class Engine:
 
         Raises UsageError, ModelError, IncompatiblePairError, OutOfMemoryError, LibraryError.
         """
-        self.params = params = params or LoadParams()
+        params = params or LoadParams()
+        if params.strict_exact:
+            use_exact_kernels()
+            params = replace(params, **STRICT_EXACT)
+        self.params = params
         self.compatibility = _check_files(target, draft)
         self._open: list[Model | Context] = []
         try:
@@ -95,6 +114,7 @@ class Engine:
                     devices=list(params.devices) if params.devices else None,
                     mmap=params.mmap,
                     mlock=params.mlock,
+                    repack=params.repack,
                     progress=_named(progress, "target"),
                 )
             )

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from homespec.engine import Engine, LoadParams
+from homespec.llama.library import use_exact_kernels
 from homespec.models import sources
 from homespec.models.catalog import load_catalog
 
 from tests.tiny_gguf import write_tiny_gguf
+
+use_exact_kernels()  # for the whole session: llama.cpp reads the switch once
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +55,7 @@ def tiny_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def starter_engine(starter: Path) -> Iterator[Engine]:
     """The starter with settings whose logits do not depend on the width of a pass."""
-    params = LoadParams(n_ctx=2048, flash_attention="on", cache_type_v="bf16")
+    params = LoadParams(n_ctx=2048, strict_exact=True)
     with Engine(starter, params=params) as engine:
         yield engine
 
@@ -60,5 +63,5 @@ def starter_engine(starter: Path) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def tiny_engine(tiny: Path, tiny_draft: Path) -> Iterator[Engine]:
     """Tiny target and tiny draft."""
-    with Engine(tiny, tiny_draft, LoadParams(n_ctx=256)) as engine:
+    with Engine(tiny, tiny_draft, LoadParams(n_ctx=256, threads=1)) as engine:
         yield engine

@@ -117,6 +117,11 @@ load_options = _together(
     cache_options,
     click.option("-ctkd", "--cache-type-k-draft", type=_CACHE, default="f16", show_default=True),
     click.option("-ctvd", "--cache-type-v-draft", type=_CACHE, default="f16", show_default=True),
+    click.option(
+        "--strict-exact",
+        is_flag=True,
+        help="Greedy and seeded text bit for bit as without speculation; passes cost more.",
+    ),
     click.option("--mlock", is_flag=True, help="Keep the model from being swapped out."),
     click.option("--no-mmap", is_flag=True, help="Read the model into memory at once."),
 )
@@ -236,6 +241,7 @@ def load_params(flags: dict[str, Any]) -> dict[str, Any]:
         "cache_type_v": flags.pop("cache_type_v"),
         "draft_cache_type_k": flags.pop("cache_type_k_draft"),
         "draft_cache_type_v": flags.pop("cache_type_v_draft"),
+        "strict_exact": flags.pop("strict_exact"),
         "mlock": flags.pop("mlock"),
         "mmap": not flags.pop("no_mmap"),
     }

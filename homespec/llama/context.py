@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from homespec.errors import CannotRunError, OutOfMemoryError, RefusedError, UsageError
 from homespec.llama.devices import num_threads
-from homespec.llama.library import clear_errors, last_error, library
+from homespec.llama.library import clear_errors, last_error, library, note_pass
 from homespec.llama.model import Model
 
 CACHE_TYPES = {
@@ -97,6 +97,7 @@ class Context:
         self._library = library()
         self._tokens: list[int] = []
         clear_errors()
+        note_pass()
         self.pointer = self._library.llama_init_from_model(model.pointer, self._native(params))
         if not self.pointer:
             raise self._init_error()

@@ -46,6 +46,33 @@ def library() -> Any:
     return low_level
 
 
+_TILED = "GGML_CPU_TILED_MM"
+
+
+def use_exact_kernels() -> None:
+    """Have llama.cpp's CPU multiply a row the same way whatever the width of a pass.
+
+    Its tiled kernel for K-quants, which takes over at eight tokens, sums in another order. The
+    switch is read once, at the first such pass: raises LibraryError where that is over.
+    """
+    if os.environ.get(_TILED) == "0":
+        return
+    if _passes_made:
+        raise LibraryError(
+            "Exact kernels must be chosen before anything is decoded in this process.",
+            hint=f"Load with strict_exact first, or set {_TILED}=0 in the environment.",
+        )
+    os.environ[_TILED] = "0"
+
+
+_passes_made: list[bool] = []
+
+
+def note_pass() -> None:
+    """Called when a context is about to be used."""
+    _passes_made[:] = [True]
+
+
 @functools.cache
 def ggml() -> Any:
     """The ggml library below llama.cpp: device queries live there."""

@@ -7,7 +7,6 @@ for many; which settings are free of that depends on the machine and is found ou
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,13 +82,3 @@ def _decode(context: Context, depth: int, block: Sequence[int], width: int) -> N
         part = block[start : start + width]
         rows += [row.logits.copy() for row in context.extend(part, len(part))]
     return np.stack(rows)
-
-
-def invariant_settings() -> list[dict[str, str]]:
-    """Settings to try for width-invariance, the cheapest first."""
-    caches = [("f16", "bf16"), ("bf16", "bf16"), ("f32", "f32"), ("q8_0", "q8_0")]
-    return [
-        {"flash_attention": flash, "cache_type_k": k, "cache_type_v": v}
-        for flash, (k, v) in itertools.product(("on", "off"), caches)
-        if flash == "on" or not v.startswith("q")
-    ]
