@@ -56,20 +56,38 @@ class HubCache:
         with locked(self.root / ".locks" / self.folder.name / f"{etag}.lock"):
             yield
 
-    def remove(self, source: HubFile) -> bool:
-        """Delete the file's entry, and its content where no other entry has it."""
+    def models(self) -> dict[str, str]:
+        """The GGUF files at hand, each with the revision that has it: `main` before older ones."""
+        found: dict[str, str] = {}
+        folders = sorted(self.folder.glob("snapshots/*"), key=lambda one: one.stat().st_mtime)
+        for folder in (*folders, self.snapshot("main")):
+            revision = "main" if folder == self.snapshot("main") else folder.name
+            for file in folder.rglob("*.gguf"):
+                if file.is_file():
+                    found[str(file.relative_to(folder))] = revision
+        return found
+
+    def contents_of(self, source: HubFile) -> list[Path]:
+        """The blob behind a file and its unfinished download; none where another entry has it."""
         path = self.locate(source)
         if path is not None:
             blob = path.resolve()
-            path.unlink()
             links = (p for p in (self.folder / "snapshots").rglob("*") if p.is_symlink())
-            if any(link.resolve() == blob for link in links):
-                return True
+            if any(link != path and link.resolve() == blob for link in links):
+                return []
         elif source.sha256 is not None:
             blob = self.blob(source.sha256)
         else:
-            return False
-        return any([remove_file(blob), remove_file(blob.with_name(blob.name + PART))]) or bool(path)
+            return []
+        return [blob, blob.with_name(blob.name + PART)]
+
+    def remove(self, source: HubFile) -> bool:
+        """Delete the file's entry, and its content where no other entry has it."""
+        path, contents = self.locate(source), self.contents_of(source)
+        if path is not None:
+            path.unlink()
+        removed = [remove_file(file) for file in contents]
+        return any(removed) or path is not None
 
 
 def blob_sha256(path: Path) -> str | None:

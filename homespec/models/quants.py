@@ -27,6 +27,11 @@ def parse_reference(reference: str) -> tuple[str, str | None]:
     return match["repo"], match["quant"]
 
 
+def is_reference(text: str) -> bool:
+    """Whether it reads as `user/repo` or `user/repo:quant`."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
 def quant_of(path: str) -> str | None:
     """The quantization a file's name ends with, in capitals."""
     match = _QUANT.search(_SHARD.sub("", PurePosixPath(path).name.removesuffix(".gguf")))

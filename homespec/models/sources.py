@@ -42,6 +42,7 @@ __all__ = [
     "open_remote",
     "parse_source",
     "remove",
+    "removable_bytes",
     "require_room",
     "resolve_hf",
     "size",
@@ -71,6 +72,12 @@ def remove(source: Source) -> bool:
     """Delete a fetched model, or what came of it; whether there was any of it."""
     removed = [_remove_one(part) for part in shards(source)]  # all of them, not up to the first
     return any(removed)
+
+
+def removable_bytes(source: Source) -> int:
+    """The bytes on the disk that `remove` would free, those of a download under way included."""
+    files = {file for part in shards(source) for file in _files_of(part)}
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def size(source: Source, *, ask: bool = False) -> int | None:
@@ -154,9 +161,20 @@ def _remove_one(source: Source) -> bool:
         return wheels.remove(source)
     if isinstance(source, HubFile):
         return _cache_of(source).remove(source)
-    path = _web_path(source)
-    removed = [remove_file(path.with_name(path.name + e)) for e in ("", PART, f"{PART}.etag")]
+    removed = [remove_file(file) for file in _files_of(source)]
     return any(removed)
+
+
+def _files_of(source: Source) -> list[Path]:
+    """The files that hold a source's content and no other's, whether they exist or not."""
+    if isinstance(source, LocalFile):
+        return []
+    if isinstance(source, WheelMember):
+        return [wheels.cached_path(source)]
+    if isinstance(source, HubFile):
+        return _cache_of(source).contents_of(source)
+    path = _web_path(source)
+    return [path.with_name(path.name + ending) for ending in ("", PART, f"{PART}.etag")]
 
 
 def _checked_local(source: LocalFile, progress: Progress | None) -> Path:
@@ -365,11 +383,11 @@ def resolve_hf(reference: str, *, offline: bool = False) -> HubFile:
         _refuse_offline(repo, offline)
         return _resolve_at_hub(repo, quant)
     except NetworkError:
-        snapshot = HubCache(_hub_root(), repo).snapshot("main")
-        names = [str(file.relative_to(snapshot)) for file in snapshot.rglob("*.gguf")]
-        if not names:
+        cached = HubCache(_hub_root(), repo).models()
+        if not cached:
             raise
-        return HubFile(repo, "main", quants.choose(names, repo, quant))
+        path = quants.choose(list(cached), repo, quant)
+        return HubFile(repo, cached[path], path)
 
 
 def _resolve_at_hub(repo: str, quant: str | None) -> HubFile:

@@ -1,0 +1,90 @@
+"""The pair that is meant where none is named, as `homespec setup` stored it.
+
+It is kept with its sources and digests, so that it needs neither its catalogue nor the hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from homespec import paths
+from homespec.errors import UsageError
+from homespec.models.catalog import ModelFile, Pair
+from homespec.models.files import disk_error
+from homespec.models.references import LocalFile, parse_source
+
+_VERSION = 1
+
+
+def default_path() -> Path:
+    """Where it is kept."""
+    return paths.state_dir() / "default.json"
+
+
+def load_default() -> Pair | None:
+    """The stored pair, None where there is none; UsageError for a file that cannot be read."""
+    path = default_path()
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        if stored.pop("version") != _VERSION:
+            raise ValueError("of another version")
+        drafts = tuple(_file(draft) for draft in stored.pop("drafts"))
+        return Pair(drafts=drafts, target=_file(stored.pop("target")), **stored)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, UsageError) as exc:
+        raise UsageError(
+            f"The stored default pair {path} cannot be read.",
+            hint="`homespec setup` stores another, or name a model with -m.",
+        ) from exc
+
+
+def store_default(pair: Pair) -> None:
+    """Make this pair, with its preferred draft, the default."""
+    path = default_path()
+    value = {
+        "version": _VERSION,
+        "name": pair.name,
+        "target": _as_dict(pair.target),
+        "drafts": [_as_dict(pair.draft)] if pair.draft else [],
+    }
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+        part.replace(path)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise disk_error(exc, path) from exc
+
+
+def forget_default() -> None:
+    """From now on the starter is the default."""
+    try:
+        default_path().unlink(missing_ok=True)
+    except OSError as exc:
+        raise disk_error(exc, default_path()) from exc
+
+
+def _file(stored: dict[str, Any]) -> ModelFile:
+    name, source = stored.pop("name"), stored.pop("source")
+    return ModelFile(name, parse_source(source, **stored))
+
+
+def _as_dict(file: ModelFile) -> dict[str, Any]:
+    source = file.source
+    if isinstance(source, LocalFile):  # meant from any folder
+        text = f"file:{source.path.absolute()}"
+    else:
+        text = str(source)
+    return {
+        "name": file.name,
+        "source": text,
+        "size_bytes": source.size_bytes,
+        "sha256": source.sha256,
+    }
