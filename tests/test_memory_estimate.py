@@ -160,7 +160,7 @@ def test_amx_copies_every_usual_type_and_adds_its_sums(shaped: Callable[..., Pat
     parts = in_ram(shape, ContextSettings(), features=amx)
     matrices = [
         tensor
-        for tensor in (*shape.output_tensors, *(t for layer in shape.layers for t in layer.tensors))
+        for tensor in (*shape.output.tensors, *(t for layer in shape.layers for t in layer.tensors))
         if tensor.type_name in ("Q4_K", "Q6_K")
     ]
     assert parts.file_pages >= sum(tensor.n_bytes for tensor in matrices)
@@ -176,7 +176,7 @@ def test_a_tied_table_is_copied_to_where_the_output_is(shaped: Callable[..., Pat
     layers = len(shape.layers)
     parts = estimate(shape, ContextSettings(), place_layers(layers, 99, [device]), FEATURES)
     in_layers = sum(layer.n_bytes for layer in shape.layers)
-    norm = sum(tensor.n_bytes for tensor in shape.output_tensors)
+    norm = sum(tensor.n_bytes for tensor in shape.output.tensors)
     assert parts["GPU0"].weights == in_layers + norm + shape.tied_table.n_bytes
     assert parts[RAM].weights == sum(tensor.n_bytes for tensor in shape.input_tensors)
     assert parts[RAM].kv == 0

@@ -16,7 +16,7 @@ flash attention. The logits come last, when the rest has been freed.
 
 from __future__ import annotations
 
-from homespec.models.model_shape import ModelShape, expert_width
+from homespec.models.model_shape import ModelShape
 from homespec.models.placement import ContextSettings, Placement
 
 _FLOAT = 4
@@ -58,7 +58,7 @@ def _layer_phases(shape: ModelShape, settings: ContextSettings) -> int:
     if not settings.uses_flash_attention:
         phases[0] += shape.heads * settings.cells
     if shape.experts_used:
-        inner = expert_width(shape) * shape.experts_used
+        inner = shape.expert_width * shape.experts_used
         phases.append(2 * width * shape.experts_used + inner + 3 * width)
         phases.append(3 * inner + 5 * width)
     size = max(phases) * settings.batch * _FLOAT

@@ -13,11 +13,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from homespec.errors import UsageError
 from homespec.models import compute_size
-from homespec.models.gguf_parser import Tensor
 from homespec.models.machine import DeviceMemory
 from homespec.models.model_shape import Layer, ModelShape
 from homespec.models.placement import ContextSettings, Placement
-from homespec.models.repacking import Features, copied_bytes
+from homespec.models.repacking import Features, copied_bytes, copied_in_layer
 
 RAM = "RAM"
 FLOAT_BYTES = 4
@@ -70,7 +69,8 @@ def estimate(
     """
     devices = placement.devices
     # Next to a device with pinned memory the CPU's layers are kept as they are.
-    copying = features if not any(device.pinned_host for device in devices) else frozenset[str]()
+    in_place = not settings.repack or any(device.pinned_host for device in devices)
+    copying = frozenset[str]() if in_place else features
     parts = {RAM: _ram_weights(shape, settings, placement, copying)}
     for device in devices:
         parts[device.name] = MemoryParts(weights=_device_weights(shape, placement, device))
@@ -115,33 +115,23 @@ def row_bytes(elements: int, type_name: str) -> int:
 def _ram_weights(
     shape: ModelShape, settings: ContextSettings, placement: Placement, copying: Features
 ) -> MemoryParts:
-    in_place = sum(tensor.n_bytes for tensor in shape.input_tensors)
-    copies = 0
-    for tensor in _tensors_in_ram(shape, placement):
-        copy = copied_bytes(tensor, copying)
-        copies += copy
-        in_place += 0 if copy else tensor.n_bytes
+    total, copies = sum(tensor.n_bytes for tensor in shape.input_tensors), 0
+    for group, device in zip((*shape.layers, shape.output), placement.layers, strict=True):
+        if device is None:
+            copy, original = copied_in_layer(group, copying)
+            total += group.n_bytes - original
+            copies += copy
     if shape.tied_table and placement.layers[-1] is None:
         copies += copied_bytes(shape.tied_table, copying)  # else the table itself is multiplied
-    pages = max(0, shape.file_bytes - in_place) if settings.mmap else 0
+    pages = max(0, shape.file_bytes - total) if settings.mmap else 0
     if settings.mlock:
-        return MemoryParts(weights=in_place + copies + pages)
-    return MemoryParts(weights=in_place + copies, file_pages=pages)
-
-
-def _tensors_in_ram(shape: ModelShape, placement: Placement) -> list[Tensor]:
-    """All that is not on a device, without the input's."""
-    found = list(shape.output_tensors) if placement.layers[-1] is None else []
-    for layer, device in zip(shape.layers, placement.layers, strict=False):
-        if device is None:
-            found += layer.tensors
-    return found
+        return MemoryParts(weights=total + copies + pages)
+    return MemoryParts(weights=total + copies, file_pages=pages)
 
 
 def _device_weights(shape: ModelShape, placement: Placement, device: DeviceMemory) -> int:
-    layers = zip(shape.layers, placement.layers, strict=False)
-    total = sum(layer.n_bytes for layer, where in layers if where == device)
-    if placement.layers[-1] == device:
-        total += sum(tensor.n_bytes for tensor in shape.output_tensors)
-        total += shape.tied_table.n_bytes if shape.tied_table else 0
+    groups = zip((*shape.layers, shape.output), placement.layers, strict=True)
+    total = sum(group.n_bytes for group, where in groups if where == device)
+    if placement.layers[-1] == device and shape.tied_table:
+        total += shape.tied_table.n_bytes
     return total

@@ -20,34 +20,30 @@ _KEEPS_SNAPSHOTS = {"bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", 
 _KEEPS_SNAPSHOTS |= {"nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen4exp"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One layer: its tensors, and the elements of keys and values it keeps for each token."""
+    """One layer: its tensors, their bytes, and the elements of keys and values of one token."""
 
     tensors: tuple[Tensor, ...]
+    n_bytes: int
     key_width: int = 0
     value_width: int = 0
     recurrent: bool = False
 
-    @property
-    def n_bytes(self) -> int:
-        """The bytes of its tensors."""
-        return sum(tensor.n_bytes for tensor in self.tensors)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelShape:
     """What decides the memory of a model. Widths in elements, of the widest layer.
 
-    input_tensors stay in RAM; output_tensors are the last "layer". tied: the table of tokens is
-    the output matrix too. state_width: elements a recurrent layer keeps. vocabulary_entries:
-    pieces and merge rules.
+    input_tensors stay in RAM; output is the last "layer". expert_width: of one expert's
+    feed-forward part. state_width, conv_state_width: elements a recurrent layer keeps.
+    vocabulary_entries: pieces and merge rules. tied: the table of tokens is the output matrix.
     """
 
     name: str
     layers: tuple[Layer, ...]
     input_tensors: tuple[Tensor, ...]
-    output_tensors: tuple[Tensor, ...]
+    output: Layer
     file_bytes: int
     vocabulary: int
     vocabulary_entries: int
@@ -56,6 +52,7 @@ class ModelShape:
     heads: int
     feed_forward_width: int
     experts_used: int = 0
+    expert_width: int = 0
     conv_width: int = 0
     inner_width: int = 0
     state_width: int = 0
@@ -107,7 +104,7 @@ def model_shape(header: Header) -> ModelShape:
         name=PurePosixPath(header.source).name,
         layers=layers,
         input_tensors=tuple(inputs),
-        output_tensors=tuple(outputs),
+        output=_layer(outputs),
         file_bytes=header.expected_file_size,
         vocabulary=_columns(inputs, "token_embd.weight") or len(header.tokens),
         vocabulary_entries=len(header.tokens) + len(header.strings("tokenizer.ggml.merges") or ()),
@@ -116,6 +113,7 @@ def model_shape(header: Header) -> ModelShape:
         heads=max(header.head_count, default=0),
         feed_forward_width=_widest(everything, ("ffn_up.", "ffn_gate.")),
         experts_used=_experts_used(header),
+        expert_width=_widest(everything, ("ffn_up_exps.", "ffn_gate_exps.", "ffn_gate_up_exps.")),
         conv_width=inner + 2 * groups,
         inner_width=inner,
         state_width=state,
@@ -127,10 +125,9 @@ def model_shape(header: Header) -> ModelShape:
     )
 
 
-def expert_width(shape: ModelShape) -> int:
-    """The width of one expert's feed-forward part, 0 without experts."""
-    tensors = [tensor for layer in shape.layers for tensor in layer.tensors]
-    return _widest(tensors, ("ffn_up_exps.", "ffn_gate_exps.", "ffn_gate_up_exps."))
+def _layer(tensors: list[Tensor], keys: int = 0, values: int = 0, recurrent: bool = False) -> Layer:
+    n_bytes = sum(tensor.n_bytes for tensor in tensors)
+    return Layer(tuple(tensors), n_bytes, keys, values, recurrent)
 
 
 def _layers(header: Header, inside: list[list[Tensor]]) -> tuple[Layer, ...]:
@@ -143,7 +140,7 @@ def _layers(header: Header, inside: list[list[Tensor]]) -> tuple[Layer, ...]:
         keys, values = _cache_widths(header, index, tensors, recurrent)
         if index >= len(inside) - shared:  # these read an earlier layer's cache
             keys = values = 0
-        layers.append(Layer(tuple(tensors), keys, values, recurrent))
+        layers.append(_layer(tensors, keys, values, recurrent))
     return tuple(layers)
 
 

@@ -24,6 +24,7 @@ class ContextSettings:
     snapshots: int = 0
     mmap: bool = True
     mlock: bool = False
+    repack: bool = True
 
     @property
     def cells(self) -> int:

@@ -8,8 +8,10 @@ nothing reads again and the system takes back when it needs room. The rules are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from homespec.models.gguf_parser import Tensor
+from homespec.models.model_shape import Layer
 
 Features = frozenset[str]
 _AMX_ROWS, _AMX_SMALL, _AMX_LARGE = 32, 64, 256
@@ -31,6 +33,17 @@ def copied_bytes(tensor: Tensor, features: Features) -> int:
     if len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
         return 0
     return _amx_copy(tensor, features) or _repacked_copy(tensor, features)
+
+
+@lru_cache(maxsize=4096)  # a plan asks for every layer at every number of offloaded ones
+def copied_in_layer(layer: Layer, features: Features) -> tuple[int, int]:
+    """(bytes of the copies, bytes of the matrices copied) of a layer in RAM."""
+    copies, originals = 0, 0
+    for tensor in layer.tensors:
+        copy = copied_bytes(tensor, features)
+        copies += copy
+        originals += tensor.n_bytes if copy else 0
+    return copies, originals
 
 
 def _amx_copy(tensor: Tensor, features: Features) -> int:
