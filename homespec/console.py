@@ -41,6 +41,11 @@ def print_error(message: str, hint: str | None) -> None:
         console.print(Text("hint: ", "cyan") + Text(printable(hint)))
 
 
+def print_note(text: str) -> None:
+    """A sentence for people."""
+    stderr().print(Text(printable(text)))
+
+
 def printable(text: str) -> str:
     """Text without control characters: a model's output must not steer the terminal."""
     return _CONTROL.sub("\ufffd", text)
@@ -154,13 +159,17 @@ class LoadBars:
 
     def download(self, name: str, done: int, total: int | None) -> None:
         """A download moved on."""
-        self._progress.update(self._task(name, total), completed=done, total=total)
+        task = self._task(name, total)
+        if done:
+            self._progress.start_task(task)
+        self._progress.update(task, completed=done, total=total)
 
     def _task(self, name: str, total: int | None) -> TaskID:
         if not self._tasks:
             self._progress.start()
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(printable(name), total=total)
+            # A file that waits for another has no rate yet: its clock starts with its first byte.
+            self._tasks[name] = self._progress.add_task(printable(name), total=total, start=False)
         return self._tasks[name]
 
 

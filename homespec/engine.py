@@ -31,14 +31,12 @@ from homespec.llama.library import use_exact_kernels
 from homespec.llama.model import ALL_LAYERS, Model
 from homespec.llama.sampler import SamplerChain
 from homespec.llama.tokenizer import Tokenizer
-from homespec.models import sources
-from homespec.models.catalog import load_catalog
 from homespec.models.gguf_header import Header, join_shards, read_header
+from homespec.models.pairs import fetch_pair, find_pair
 from homespec.models.references import Progress, shard_names
 from homespec.models.text_model import require_text_model
 from homespec.models.tokenizer_check import Compatibility, check_tokenizers
 
-DEFAULT_TARGET = "starter"
 Prompt = str | Sequence[Message]
 LoadProgress = Callable[[str, float], None]
 """Called with what is being loaded (`target` or `draft`) and the share done, 0 to 1."""
@@ -307,40 +305,25 @@ def load(
     target: str | os.PathLike[str] | None = None,
     draft: str | os.PathLike[str] | None = None,
     *,
+    catalog: str | os.PathLike[str] | None = None,
+    offline: bool = False,
     progress: LoadProgress | None = None,
     download_progress: Progress | None = None,
     **options: Any,
 ) -> Engine:
     """Load a target and, if given, a draft.
 
-    target: a GGUF file, a name of the catalogue, or a source such as `hf:user/repo@rev/file`;
-    None for the starter model. A catalogue name brings the pair's own draft along.
-    options: the fields of LoadParams. Raises HomespecError subclasses, each with a hint.
+    target: a GGUF file, a name of the catalogue, a source such as `hf:user/repo@rev/file`, or
+    `user/repo[:QUANT]`; None for the pair that was set up, else the starter model. A catalogue
+    name brings the pair's own draft along. catalog: a file of more pairs. offline: use what is
+    here. options: the fields of LoadParams. Raises HomespecError subclasses, each with a hint.
     """
     unknown = options.keys() - LoadParams.__dataclass_fields__.keys()
     if unknown:
         raise UsageError(f"load() has no option {sorted(unknown)[0]!r}.")
-    target_path, own_draft = resolve(target, download_progress)
-    draft_path = resolve(draft, download_progress)[0] if draft is not None else own_draft
+    pair = find_pair(target, draft, catalog=catalog, offline=offline)
+    target_path, draft_path = fetch_pair(pair, progress=download_progress, offline=offline)
     return Engine(target_path, draft_path, LoadParams(**options), progress)
-
-
-def resolve(
-    model: str | os.PathLike[str] | None, progress: Progress | None = None
-) -> tuple[Path, Path | None]:
-    """(target file, draft file or None) of a path, a catalogue name or a source, fetched."""
-    text = os.fspath(model) if model is not None else DEFAULT_TARGET
-    if Path(text).exists() or (":" not in text and _looks_like_path(text)):
-        return Path(text), None
-    if ":" in text:
-        return sources.fetch(sources.parse_source(text), progress=progress), None
-    pair = load_catalog().get(text)
-    target = sources.fetch(pair.target.source, progress=progress)
-    return target, sources.fetch(pair.draft.source, progress=progress) if pair.draft else None
-
-
-def _looks_like_path(text: str) -> bool:
-    return text.endswith(".gguf") or os.sep in text
 
 
 def _check_files(target: Path, draft: Path | None) -> Compatibility | None:

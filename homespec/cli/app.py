@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from homespec import __version__
-from homespec.console import print_error
+from homespec.console import print_error, print_note
 from homespec.errors import HomespecError
 
 INTERRUPTED = 130  # as a shell reports a death by Ctrl-C
@@ -70,7 +70,9 @@ def main() -> NoReturn:
     except HomespecError as exc:
         print_error(exc.message, exc.hint)
         code = exc.exit_code
-    except (KeyboardInterrupt, click.Abort, EOFError):
+    except (KeyboardInterrupt, click.Abort, EOFError) as exc:
+        if exc.args:  # what becomes of work half done
+            print_note(str(exc))
         code = INTERRUPTED
     except BrokenPipeError:
         # The reader left (`| head`): nothing is left to say, not even at interpreter exit.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -11,20 +10,24 @@ import click
 from homespec.cli import options
 from homespec.console import load_bars, print_diagnosis, print_error
 from homespec.doctor import diagnose
-from homespec.engine import STRICT_EXACT, resolve
+from homespec.engine import STRICT_EXACT
 from homespec.errors import LibraryError
+from homespec.models.pairs import fetch_pair, find_pair
 
 
 @click.command("doctor")
-@click.option("-m", "--model", metavar="MODEL", help="Try this model (default: the starter).")
+@click.option("-m", "--model", metavar="MODEL", help="Try this model (default: generate's).")
+@options.catalog_options
 @click.option("-t", "--threads", type=click.IntRange(0), default=0)
 @options.cache_options
 @click.option("--strict-exact", is_flag=True, help="Try the settings of --strict-exact.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str | None, threads: int, as_json: bool, **flags: Any) -> None:
     """Look at this machine, its build and its devices, and try a decode in a child process."""
+    offline = flags["offline"]
+    pair = find_pair(model, catalog=flags["catalog"], offline=offline)
     with load_bars() as bars:
-        path, _ = resolve(model, bars.download)
+        path, _ = fetch_pair(replace(pair, drafts=()), progress=bars.download, offline=offline)
     settings: dict[str, Any] = {
         "threads": threads,
         "flash_attention": flags["flash_attn"],
@@ -33,7 +36,7 @@ def command(model: str | None, threads: int, as_json: bool, **flags: Any) -> Non
     }
     if flags["strict_exact"]:
         settings |= {**STRICT_EXACT, "exact_kernels": True}
-    diagnosis = diagnose(Path(path), settings)
+    diagnosis = diagnose(path, settings)
     if as_json:
         options.print_json(asdict(diagnosis))
     else:

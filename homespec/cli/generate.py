@@ -47,7 +47,7 @@ def command(prompt: str | None, **flags: Any) -> None:
 
     The answer goes to stdout, everything else to stderr.
     """
-    target, draft = options.model_references(flags)
+    models = options.model_references(flags)
     sampling = options.sampling_params(flags)
     load_settings = options.load_params(flags)
     text = _prompt(prompt, flags)
@@ -57,7 +57,7 @@ def command(prompt: str | None, **flags: Any) -> None:
     n_predict = flags.pop("n_predict")
     if n_predict == 0:
         raise UsageError("-n 0 asks for no tokens.", hint="Use -1 for no limit.")
-    with _load(target, draft, load_settings) as engine:
+    with _load(models | load_settings) as engine:
         generation = engine.stream(
             text,
             system=system,
@@ -89,9 +89,9 @@ def _prompt(argument: str | None, flags: dict[str, Any]) -> str:
         raise UsageError("Standard input is not UTF-8 text.") from exc
 
 
-def _load(target: str | None, draft: str | None, settings: dict[str, Any]) -> Engine:
+def _load(settings: dict[str, Any]) -> Engine:
     with load_bars() as bars:
-        return load(target, draft, download_progress=bars.download, **settings)
+        return load(download_progress=bars.download, **settings)
 
 
 def _run(generation: Generation, *, as_json: bool, show_accepted: bool, quiet: bool) -> bool:

@@ -49,23 +49,41 @@ _CACHE = click.Choice(list(CACHE_TYPES))
 _FLASH = click.Choice(["on", "off", "auto"])
 _DEFAULTS = SamplingParams()
 
+catalog_options = _together(
+    click.option(
+        "--catalog",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        envvar="HOMESPEC_CATALOG",
+        help="More pairs, in the form of models.yaml.",
+    ),
+    click.option(
+        "--offline",
+        is_flag=True,
+        envvar="HOMESPEC_OFFLINE",
+        help="Use what is on this machine; download nothing.",
+    ),
+)
+
 model_options = _together(
     click.option(
         "-m",
         "--model",
         metavar="MODEL",
         envvar=["HOMESPEC_MODEL", "LLAMA_ARG_MODEL"],
-        help="Target: a GGUF file, a catalogue name or a source (default: the starter model).",
+        help="Target: a GGUF file, a pair of the catalogue, a source or user/repo[:QUANT] "
+        "(default: the pair that was set up, else the starter model).",
     ),
     click.option(
         "-md",
         "--model-draft",
         metavar="MODEL",
         envvar=["HOMESPEC_MODEL_DRAFT", "LLAMA_ARG_MODEL_DRAFT"],
-        help="Draft: a smaller GGUF file of the same family.",
+        help="Draft: a smaller model of the same family, named likewise.",
     ),
     click.option("-hf", "--hf-repo", metavar="REPO[:QUANT]", help="Target from the hub."),
     click.option("-hfd", "--hf-repo-draft", metavar="REPO[:QUANT]", help="Draft from the hub."),
+    catalog_options,
 )
 
 cache_options = _together(
@@ -207,18 +225,21 @@ sampling_options = _together(
 )
 
 
-def model_references(flags: dict[str, Any]) -> tuple[str | None, str | None]:
-    """(target, draft) named by -m/-hf and -md/-hfd; None where neither is given."""
-    chosen = []
-    for plain, hub, names in (
-        ("model", "hf_repo", "-m and -hf"),
-        ("model_draft", "hf_repo_draft", "-md and -hfd"),
+def model_references(flags: dict[str, Any]) -> dict[str, Any]:
+    """What -m/-hf, -md/-hfd, --catalog and --offline say, as arguments of `load`.
+
+    target and draft are None where neither of their flags is given.
+    """
+    chosen: dict[str, Any] = {name: flags.pop(name) for name in ("catalog", "offline")}
+    for role, plain, hub, names in (
+        ("target", "model", "hf_repo", "-m and -hf"),
+        ("draft", "model_draft", "hf_repo_draft", "-md and -hfd"),
     ):
         path, repo = flags.pop(plain), flags.pop(hub)
         if path and repo:
             raise UsageError(f"{names} both name a model.", hint="Give one of them.")
-        chosen.append(f"hf:{repo}" if repo else path)
-    return chosen[0], chosen[1]
+        chosen[role] = f"hf:{repo}" if repo else path
+    return chosen
 
 
 def load_params(flags: dict[str, Any]) -> dict[str, Any]:

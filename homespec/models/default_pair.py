@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,10 @@ def load_default() -> Pair | None:
     path = default_path()
     try:
         stored = json.loads(path.read_text("utf-8"))
-        if stored.pop("version") != _VERSION:
-            raise ValueError("of another version")
-        drafts = tuple(_file(draft) for draft in stored.pop("drafts"))
-        return Pair(drafts=drafts, target=_file(stored.pop("target")), **stored)
+        return _pair(**stored)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, UsageError) as exc:
+    except (OSError, ValueError, TypeError, UsageError) as exc:
         raise UsageError(
             f"The stored default pair {path} cannot be read.",
             hint="`homespec setup` stores another, or name a model with -m.",
@@ -71,20 +69,23 @@ def forget_default() -> None:
         raise disk_error(exc, default_path()) from exc
 
 
-def _file(stored: dict[str, Any]) -> ModelFile:
-    name, source = stored.pop("name"), stored.pop("source")
-    return ModelFile(name, parse_source(source, **stored))
+def _pair(*, version: int, name: str, target: dict[str, Any], drafts: list[Any]) -> Pair:
+    if version != _VERSION:
+        raise ValueError("of another version")
+    return Pair(name, _file(**target), tuple(_file(**draft) for draft in drafts))
+
+
+def _file(*, name: str, source: str, size_bytes: int | None, sha256: str | None) -> ModelFile:
+    return ModelFile(name, parse_source(source, size_bytes=size_bytes, sha256=sha256))
 
 
 def _as_dict(file: ModelFile) -> dict[str, Any]:
     source = file.source
     if isinstance(source, LocalFile):  # meant from any folder
-        text = f"file:{source.path.absolute()}"
-    else:
-        text = str(source)
+        source = replace(source, path=source.path.absolute())
     return {
         "name": file.name,
-        "source": text,
+        "source": str(source),
         "size_bytes": source.size_bytes,
         "sha256": source.sha256,
     }

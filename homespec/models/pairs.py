@@ -38,13 +38,14 @@ def find_pair(
     pairs. Raises UsageError for what names nothing, NetworkError where the hub does not answer.
     """
     known = load_catalog(Path(catalog) if catalog is not None else None)
-    if target is None:
-        pair = load_default() or known.get(STARTER)
-    else:
-        pair = _find(target, known, offline)
+    pair = _default(known) if target is None else _find(target, known, offline)
     if draft is not None:
         pair = replace(pair, drafts=(_find(draft, known, offline).target,))
     return pair
+
+
+def _default(known: Catalog) -> Pair:
+    return load_default() or known.get(STARTER)
 
 
 def _find(name: Name, known: Catalog, offline: bool) -> Pair:
