@@ -19,6 +19,7 @@ INTERRUPTED = 130  # as a shell reports a death by Ctrl-C
 
 COMMANDS = {
     "generate": "Answer a prompt.",
+    "check": "Compare two models' tokenizers and plan their memory, from headers alone.",
     "doctor": "Look at this machine, its build and its devices, and try a decode.",
 }
 """Name -> help; each lives in `homespec.cli.<name>`, loaded when it is called."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -55,7 +55,7 @@ def alternatives(
     shape: ModelShape,
     request: PlanRequest,
     machine: Machine,
-    candidates: Sequence[Candidate] = (),
+    candidates: Iterable[Candidate] = (),
 ) -> tuple[Alternative, ...]:
     """Each way that fits by itself, the least change first; then other models."""
     found = [
@@ -105,7 +105,7 @@ def _mapping(shape: ModelShape, request: PlanRequest, machine: Machine) -> Itera
 
 
 def _models(
-    request: PlanRequest, machine: Machine, candidates: Sequence[Candidate]
+    request: PlanRequest, machine: Machine, candidates: Iterable[Candidate]
 ) -> Iterator[Alternative]:
     """The largest ones that fit, with the context asked for or the largest below."""
     count = 0

@@ -12,7 +12,7 @@ The rules, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -114,7 +114,7 @@ def plan(
     drafts: Sequence[Header],
     request: PlanRequest,
     machine: Machine,
-    candidates: Sequence[Candidate] = (),
+    candidates: Iterable[Candidate] = (),
 ) -> Plan:
     """The plan for a target and its drafts, the preferred draft first.
 
@@ -137,7 +137,7 @@ def propose(
     drafts: Sequence[Header],
     request: PlanRequest,
     machine: Machine,
-    candidates: Sequence[Candidate] = (),
+    candidates: Iterable[Candidate] = (),
 ) -> Plan:
     """As `plan`, but a refusal is returned and not raised."""
     shape = model_shape(target)

