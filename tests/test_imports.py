@@ -21,6 +21,7 @@ FLOORS = {
     "planning": 3,
     "engine": 4,
     "checking": 4,
+    "shelf": 4,
     "chat": 5,
     "batch": 5,
     "bench": 5,

@@ -20,6 +20,10 @@ INTERRUPTED = 130  # as a shell reports a death by Ctrl-C
 COMMANDS = {
     "generate": "Answer a prompt.",
     "check": "Compare two models' tokenizers and plan their memory, from headers alone.",
+    "models": "List the pairs of the catalogue: what fits this machine, what is downloaded.",
+    "pull": "Download a pair, or a single model.",
+    "remove": "Delete a downloaded pair.",
+    "path": "Print where a downloaded model lies.",
     "doctor": "Look at this machine, its build and its devices, and try a decode.",
 }
 """Name -> help; each lives in `homespec.cli.<name>`, loaded when it is called."""

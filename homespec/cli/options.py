@@ -49,14 +49,16 @@ _CACHE = click.Choice(list(CACHE_TYPES))
 _FLASH = click.Choice(["on", "off", "auto"])
 _DEFAULTS = SamplingParams()
 
+catalog_option: Decorator[Any] = click.option(
+    "--catalog",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    envvar="HOMESPEC_CATALOG",
+    help="More pairs, in the form of models.yaml.",
+)
+
 catalog_options = _together(
-    click.option(
-        "--catalog",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        envvar="HOMESPEC_CATALOG",
-        help="More pairs, in the form of models.yaml.",
-    ),
+    catalog_option,
     click.option(
         "--offline",
         is_flag=True,

@@ -9,6 +9,7 @@ needs neither.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterable
@@ -384,10 +385,10 @@ def resolve_hf(reference: str, *, offline: bool = False) -> HubFile:
         return _resolve_at_hub(repo, quant)
     except NetworkError:
         cached = HubCache(_hub_root(), repo).models()
-        if not cached:
-            raise
-        path = quants.choose(list(cached), repo, quant)
-        return HubFile(repo, cached[path], path)
+        with contextlib.suppress(UsageError):  # what is not here may still be at the hub
+            path = quants.choose(list(cached), repo, quant)
+            return HubFile(repo, cached[path], path)
+        raise
 
 
 def _resolve_at_hub(repo: str, quant: str | None) -> HubFile:
