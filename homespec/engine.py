@@ -14,15 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
-from homespec.decoding.depth import FixedDepth
 from homespec.decoding.sampling import MAX_SEED, SamplingParams
 from homespec.decoding.speculative import SpeculativeDecoder
 from homespec.decoding.text import TextStream
-from homespec.decoding.types import DepthPolicy, Drafter
-from homespec.decoding.verify import RULES
-from homespec.drafters.draft_model import DraftModelDrafter
-from homespec.drafters.ngram import NgramDrafter
-from homespec.drafters.none import NoDrafter
+from homespec.drafters.adaptive import Learned, Priors
 from homespec.errors import IncompatiblePairError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams, Generation, Result
 from homespec.llama.chat_template import ChatTemplate, Message
@@ -36,6 +31,7 @@ from homespec.models.pairs import fetch_pair, find_pair
 from homespec.models.references import Progress, shard_names
 from homespec.models.text_model import require_text_model
 from homespec.models.tokenizer_check import Compatibility, check_tokenizers
+from homespec.speculation import Pairing, build
 
 Prompt = str | Sequence[Message]
 LoadProgress = Callable[[str, float], None]
@@ -119,9 +115,15 @@ class Engine:
             self.tokenizer = Tokenizer(self.model)
             self.context = self._keep(Context(self.model, self._target_context(params)))
             self.draft_context = self._load_draft(draft, progress) if draft else None
+            self.learned = Learned(self._priors())
         except BaseException:
             self.close()
             raise
+
+    def _priors(self) -> Priors:
+        if self.draft_context is None:
+            return Priors()
+        return Priors(size_ratio=self.draft_context.model.size_bytes / self.model.size_bytes)
 
     def _keep(self, resource: Any) -> Any:
         self._open.append(resource)
@@ -211,21 +213,31 @@ class Engine:
             banned = tuple((token, float("-inf")) for token in end_tokens)
             sampling = replace(sampling, logit_bias=(*sampling.logit_bias, *banned))
             end_tokens = frozenset()
+        pairing = Pairing(
+            self.context, self.draft_context, self.compatibility, self.tokenizer.end_tokens
+        )
+        how = build(pairing, params, sampling, self.learned)
         chain = SamplerChain(self.model, sampling)
-        drafter, samplers = self._drafter(params, sampling)
         decoder = SpeculativeDecoder(
             target=self.context,
-            drafter=drafter,
+            drafter=how.drafter,
             sampler=chain,
-            rule=RULES[self._rule(params, sampling, drafter)],
-            policy=self._policy(params, drafter),
+            rule=how.rule,
+            policy=how.policy,
             uniform=random.Random(seed).random,
             end_tokens=end_tokens,
             min_draft=params.min_draft,
         )
         text = TextStream(self.tokenizer.piece, params.stop)
-        resources = [chain, *samplers]
-        return Generation(decoder, tokens, params, text=text, resources=resources, seed=seed)
+        return Generation(
+            decoder,
+            tokens,
+            params,
+            text=text,
+            seed=seed,
+            explain=how.explain,
+            resources=[chain, *how.resources],
+        )
 
     def generate(
         self,
@@ -237,52 +249,6 @@ class Engine:
     ) -> Result:
         """Generate to the end; arguments as for `stream`."""
         return self.stream(prompt, system=system, sampling=sampling, **options).result
-
-    def _drafter(
-        self, params: GenerateParams, sampling: SamplingParams
-    ) -> tuple[Drafter, list[SamplerChain]]:
-        kind = params.spec_type or ("draft_model" if self.draft_context else "ngram")
-        if kind == "ngram":
-            return NgramDrafter(), []
-        if kind == "none":
-            return NoDrafter(), []
-        if self.draft_context is None:
-            raise UsageError(
-                "Drafting with a model needs a draft model.", hint="Name one with -md FILE."
-            )
-        sampled = _samples_draft(params, sampling)
-        # A greedy draft needs probabilities for p_min alone: llama.cpp takes them from the top 10.
-        draft_sampling = (
-            replace(sampling, grammar=None)
-            if sampled
-            else SamplingParams(temperature=1, top_k=10, top_p=1, min_p=0)
-        )
-        model = self.draft_context.model
-        chain = SamplerChain(model, draft_sampling)
-        shared = self.compatibility.shared_vocabulary if self.compatibility else None
-        drafter = DraftModelDrafter(
-            self.draft_context,
-            chain,
-            uniform=random.Random(f"{sampling.seed}/draft").random if sampled else None,
-            p_min=params.p_min,
-            end_tokens=self.tokenizer.end_tokens,
-            shared_vocabulary=shared if model.n_vocab != self.model.n_vocab else None,
-            forbidden=self.compatibility.forbidden_ids if self.compatibility else (),
-        )
-        return drafter, [chain]
-
-    def _rule(self, params: GenerateParams, sampling: SamplingParams, drafter: Drafter) -> str:
-        if sampling.greedy:
-            return "greedy"
-        if params.rule:
-            return params.rule
-        sampled = drafter.name == "draft_model" and _samples_draft(params, sampling)
-        return "rejection" if sampled else "match"
-
-    def _policy(self, params: GenerateParams, drafter: Drafter) -> DepthPolicy:
-        if drafter.name == "none" or not self.context.can_truncate:
-            return FixedDepth(0)
-        return FixedDepth(min(params.draft_depth, self.params.max_draft_depth))
 
     def close(self) -> None:
         """Free caches and weights; once is enough, twice does no harm."""
@@ -353,13 +319,6 @@ def _generate_params(options: dict[str, Any]) -> GenerateParams:
     if unknown:
         raise UsageError(f"generate() has no option {sorted(unknown)[0]!r}.")
     return GenerateParams(**options)
-
-
-def _samples_draft(params: GenerateParams, sampling: SamplingParams) -> bool:
-    if sampling.greedy or params.draft_sampling == "greedy":
-        return False
-    # The match rule asks for one token only: the likeliest is the best guess.
-    return params.draft_sampling == "probabilistic" or params.rule != "match"
 
 
 def _named(progress: LoadProgress | None, name: str) -> Callable[[float], None] | None:

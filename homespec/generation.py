@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,8 +14,9 @@ from homespec.drafters import DRAFTERS
 from homespec.errors import UsageError
 from homespec.llama.memory import peak_memory_bytes
 
-DEFAULT_DRAFT_DEPTH = 3
 MAX_DRAFT_DEPTH = 32
+DEPTHS = ("adaptive", "fixed")
+SPEC_TYPES = ("auto", *DRAFTERS)
 DRAFT_SAMPLING = ("auto", "greedy", "probabilistic")
 
 
@@ -31,8 +32,10 @@ class Closable(Protocol):
 class GenerateParams:
     """What one generation is to do.
 
-    max_tokens: None for as many as the context holds. spec_type: a name of DRAFTERS, None for
-    `draft_model` where a draft is loaded and `ngram` else. rule: `match` or `rejection`, None for
+    max_tokens: None for as many as the context holds. spec_type: `none`, `ngram`, `draft_model`, or
+    `auto` (None) for lookup and, where a draft is loaded, the model. depth: `adaptive` drafts what
+    pays, at most draft_depth tokens a round (None for 16); `fixed` drafts draft_depth of them (None
+    for 3). rule: `match` or `rejection`, None for
     the one that fits the draft. min_draft: shorter drafts are not verified (sampled drafts always
     are: dropping some would change the distribution). draft_sampling: `probabilistic` samples the
     draft from its own distribution, `greedy` does not, `auto` does at a temperature above 0.
@@ -43,19 +46,22 @@ class GenerateParams:
     ignore_eos: bool = False
     raw: bool = False
     spec_type: str | None = None
-    draft_depth: int = DEFAULT_DRAFT_DEPTH
+    depth: str = "adaptive"
+    draft_depth: int | None = None
     min_draft: int = 0
     p_min: float = 0.0
     draft_sampling: str = "auto"
     rule: str | None = None
 
     def __post_init__(self) -> None:
-        if self.spec_type is not None and self.spec_type not in DRAFTERS:
+        if self.spec_type not in (None, *SPEC_TYPES):
             raise UsageError(
                 f"{self.spec_type!r} is no kind of speculation.",
-                hint=f"Known: {', '.join(DRAFTERS)}.",
+                hint=f"Known: {', '.join(SPEC_TYPES)}.",
             )
-        if not 0 <= self.draft_depth <= MAX_DRAFT_DEPTH:
+        if self.depth not in DEPTHS:
+            raise UsageError(f"{self.depth!r} is no depth policy; {' and '.join(DEPTHS)} are.")
+        if self.draft_depth is not None and not 0 <= self.draft_depth <= MAX_DRAFT_DEPTH:
             raise UsageError(
                 f"The draft depth is {self.draft_depth}, "
                 f"but must lie between 0 and {MAX_DRAFT_DEPTH}."
@@ -88,6 +94,7 @@ class Result:
     finish_reason: FinishReason
     seed: int
     stats: GenerationStats
+    explanation: tuple[str, ...] = ()  # why it drafted as it did
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -97,6 +104,7 @@ class Result:
             "finish_reason": self.finish_reason.value,
             "seed": self.seed,
             "stats": self.stats.as_dict(),
+            "explanation": list(self.explanation),
         }
 
 
@@ -113,11 +121,13 @@ class Generation:
         params: GenerateParams,
         *,
         text: TextStream,
-        resources: Sequence[Closable],
         seed: int,
+        explain: Callable[[], list[str]],
+        resources: Sequence[Closable],
     ) -> None:
         self._decoder, self._prompt, self._params = decoder, prompt, params
-        self._text, self._resources, self._seed = text, resources, seed
+        self._text, self._seed = text, seed
+        self._explain, self._resources = explain, resources
         self._tokens: list[int] = []
         self._result: Result | None = None
         self._chunks = self._run()
@@ -165,7 +175,9 @@ class Generation:
         stats = self._decoder.stats
         stats.peak_memory_bytes = peak_memory_bytes()
         reason = self._decoder.finish_reason or FinishReason.CANCELLED
-        self._result = Result(self._text.text, tuple(kept), reason, self._seed, stats)
+        self._result = Result(
+            self._text.text, tuple(kept), reason, self._seed, stats, tuple(self._explain())
+        )
         return self._result
 
     def cancel(self) -> None:

@@ -57,7 +57,7 @@ def test_the_answer_alone_goes_to_stdout(tiny: Path, tiny_draft: Path) -> None:
 
 
 def test_json_is_one_object(tiny: Path, tiny_draft: Path) -> None:
-    done = generate("-m", tiny, "-md", tiny_draft, "--json", "Hello")
+    done = generate("-m", tiny, "-md", tiny_draft, "--depth", "fixed", "--json", "Hello")
     [line] = done.stdout.splitlines()
     result = json.loads(line)
     assert {"text", "tokens", "finish_reason", "stats", "seed"} <= result.keys()
@@ -197,7 +197,8 @@ def terminal(*args: object, **env: str) -> str:
 
 
 def test_accepted_tokens_are_tinted_on_a_terminal_alone(tiny: Path, tiny_draft: Path) -> None:
-    flags = ["generate", "-m", tiny, "-md", tiny_draft, "--temp", 0, "-n", 30, "--show-accepted"]
+    flags = ["generate", "-m", tiny, "-md", tiny_draft, "--temp", 0, "-n", 30, "--depth", "fixed"]
+    flags.append("--show-accepted")
     assert "\x1b[32m" in terminal(*flags, "Hello")
     assert "\x1b[32m" not in terminal(*flags, "Hello", NO_COLOR="1")
     assert "\x1b" not in homespec(*flags, "Hello").stdout

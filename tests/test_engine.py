@@ -27,7 +27,7 @@ GREEDY = homespec.SamplingParams(temperature=0)
 def test_speculation_changes_no_word(tiny_engine: Engine, kind: str, depth: int) -> None:
     plain = tiny_engine.generate("Hello", sampling=GREEDY, spec_type="none", max_tokens=80)
     spec = tiny_engine.generate(
-        "Hello", sampling=GREEDY, spec_type=kind, draft_depth=depth, max_tokens=80
+        "Hello", sampling=GREEDY, spec_type=kind, depth="fixed", draft_depth=depth, max_tokens=80
     )
     assert spec.tokens == plain.tokens
     assert spec.stats.num_rounds <= plain.stats.num_rounds
@@ -37,7 +37,9 @@ def test_speculation_changes_no_word(tiny_engine: Engine, kind: str, depth: int)
 
 def test_both_caches_hold_the_history(tiny_engine: Engine) -> None:
     prompt = tiny_engine.encode("Hello")
-    result = tiny_engine.generate(prompt, sampling=GREEDY, draft_depth=4, max_tokens=50)
+    result = tiny_engine.generate(
+        prompt, sampling=GREEDY, depth="fixed", draft_depth=4, max_tokens=50
+    )
     history = [*prompt, *result.tokens]
     assert tiny_engine.context.tokens == history[: len(tiny_engine.context.tokens)]
     assert len(history) - len(tiny_engine.context.tokens) <= 1
@@ -55,7 +57,9 @@ def test_streamed_text_is_whole_text(tiny_engine: Engine) -> None:
 
 
 def test_accepted_chunks_are_the_accepted_tokens(tiny_engine: Engine) -> None:
-    generation = tiny_engine.stream("Hello", sampling=GREEDY, draft_depth=4, max_tokens=60)
+    generation = tiny_engine.stream(
+        "Hello", sampling=GREEDY, depth="fixed", draft_depth=4, max_tokens=60
+    )
     accepted = sum(chunk.accepted for chunk in generation)
     assert 0 < accepted <= generation.result.stats.num_accepted
 
@@ -74,7 +78,7 @@ def test_a_stop_string_cuts_text_ids_and_cache(tiny_engine: Engine, depth: int) 
     stop = full.text[20:26]
     prompt = tiny_engine.encode("Hello")
     cut = tiny_engine.generate(
-        prompt, sampling=GREEDY, max_tokens=60, stop=(stop,), draft_depth=depth
+        prompt, sampling=GREEDY, max_tokens=60, stop=(stop,), depth="fixed", draft_depth=depth
     )
     assert cut.text == full.text[: full.text.index(stop)]
     assert cut.finish_reason is FinishReason.STOP
@@ -108,7 +112,9 @@ def test_the_context_is_filled_to_the_end(tiny: Path, tiny_draft: Path) -> None:
     for depth in (0, 3, 16):
         with Engine(tiny, tiny_draft, LoadParams(n_ctx=64)) as engine:
             prompt = engine.encode("Hello")
-            result = engine.generate(prompt, sampling=GREEDY, draft_depth=depth, ignore_eos=True)
+            result = engine.generate(
+                prompt, sampling=GREEDY, depth="fixed", draft_depth=depth, ignore_eos=True
+            )
             assert len(prompt) + len(result.tokens) == 65
             assert result.finish_reason is FinishReason.LENGTH
             assert len(engine.context.tokens) == 64
@@ -118,7 +124,7 @@ def test_a_grammar_holds_with_speculation(starter_engine: Engine) -> None:
     sampling = homespec.SamplingParams(seed=3, grammar='root ::= ("yes " | "no ")+ "."')
     for depth in (0, 4):
         result = starter_engine.generate(
-            "Answer.", sampling=sampling, draft_depth=depth, max_tokens=30
+            "Answer.", sampling=sampling, depth="fixed", draft_depth=depth, max_tokens=30
         )
         assert re.fullmatch(r"(yes |no )+\.?(y|ye|n|yes|no)?", result.text)
 
@@ -128,7 +134,7 @@ def test_penalties_see_the_same_history_with_and_without_drafts(tiny_engine: Eng
     plain = tiny_engine.generate("Hello", sampling=sampling, spec_type="none", max_tokens=60)
     for kind in ("ngram", "draft_model"):
         spec = tiny_engine.generate(
-            "Hello", sampling=sampling, spec_type=kind, draft_depth=5, max_tokens=60
+            "Hello", sampling=sampling, spec_type=kind, depth="fixed", draft_depth=5, max_tokens=60
         )
         assert spec.tokens == plain.tokens
 

@@ -54,6 +54,7 @@ def texts(engine: Engine, sampling: SamplingParams, kinds: Sequence[str], depths
                 prompt,
                 sampling=sampling,
                 spec_type=kind,
+                depth="fixed",
                 draft_depth=depth,
                 rule=rule,
                 max_tokens=40,

@@ -41,6 +41,7 @@ from homespec.generation import Generation
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands: no chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--show-accepted", is_flag=True, help="Tint the tokens that were drafted.")
+@click.option("--explain", is_flag=True, help="Say why it drafted as it did.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the answer alone.")
 def command(prompt: str | None, **flags: Any) -> None:
     """Answer PROMPT, from the argument, -f FILE or standard input.
@@ -53,7 +54,7 @@ def command(prompt: str | None, **flags: Any) -> None:
     text = _prompt(prompt, flags)
     system_file = flags.pop("system_prompt_file")
     system = flags.pop("system") or (options.read_text(system_file) if system_file else None)
-    shown = {key: flags.pop(key) for key in ("as_json", "show_accepted", "quiet")}
+    shown = {key: flags.pop(key) for key in ("as_json", "show_accepted", "quiet", "explain")}
     n_predict = flags.pop("n_predict")
     if n_predict == 0:
         raise UsageError("-n 0 asks for no tokens.", hint="Use -1 for no limit.")
@@ -94,7 +95,9 @@ def _load(settings: dict[str, Any]) -> Engine:
         return load(download_progress=bars.download, **settings)
 
 
-def _run(generation: Generation, *, as_json: bool, show_accepted: bool, quiet: bool) -> bool:
+def _run(
+    generation: Generation, *, as_json: bool, show_accepted: bool, quiet: bool, explain: bool
+) -> bool:
     """Write the answer; whether it was interrupted."""
     writer = AnswerWriter(show_accepted=show_accepted)
     with stop_on_signal() as stopped:
@@ -111,6 +114,9 @@ def _run(generation: Generation, *, as_json: bool, show_accepted: bool, quiet: b
         writer.end()
     if not quiet and not as_json:
         stderr().print(figures(result.stats), style="dim")
+    if explain and not as_json:
+        for line in result.explanation:
+            stderr().print(line)
     return bool(stopped)
 
 

@@ -11,7 +11,7 @@ import click
 
 from homespec.decoding.sampling import SamplingParams
 from homespec.errors import UsageError
-from homespec.generation import DEFAULT_DRAFT_DEPTH, DRAFT_SAMPLING, MAX_DRAFT_DEPTH
+from homespec.generation import DEPTHS, DRAFT_SAMPLING, MAX_DRAFT_DEPTH, SPEC_TYPES
 from homespec.llama.context import CACHE_TYPES
 from homespec.llama.sampler import json_schema_grammar
 
@@ -149,8 +149,10 @@ load_options = _together(
 speculation_options = _together(
     click.option(
         "--spec-type",
-        type=click.Choice(["none", "ngram", "draft_model"]),
-        help="How to draft (default: draft_model with a draft, else ngram).",
+        type=click.Choice(SPEC_TYPES),
+        default="auto",
+        show_default=True,
+        help="How to draft; auto lets lookup and draft model compete.",
     ),
     click.option(
         "--spec-draft-n-max",
@@ -159,9 +161,14 @@ speculation_options = _together(
         "--draft",
         "draft_depth",
         type=click.IntRange(0, MAX_DRAFT_DEPTH),
-        default=DEFAULT_DRAFT_DEPTH,
+        help="Most tokens drafted a round (default: 16, or 3 at a fixed depth).",
+    ),
+    click.option(
+        "--depth",
+        type=click.Choice(DEPTHS),
+        default="adaptive",
         show_default=True,
-        help="Most tokens drafted a round.",
+        help="Draft what pays here, or always as many.",
     ),
     click.option(
         "--spec-draft-n-min",

@@ -1,6 +1,21 @@
-"""Draft-depth policies: how many tokens are drafted in the next round."""
+"""How many tokens to draft: a fixed number, or what gives the most tokens a second.
+
+A round that drafts k tokens, each accepted with chance a_i if all before it were, commits
+
+    E(k) = 1 + a_1 + a_1 a_2 + ... + a_1 ... a_k        tokens (Leviathan et al. 2023, eq. 1)
+
+and takes T(k) = draft(k) + pass(k + 1) seconds. The best depth is that of the highest E / T; depth
+0 is one of the choices, so what does not pay is not done.
+"""
 
 from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from homespec.decoding.types import Round
 
@@ -17,3 +32,108 @@ class FixedDepth:
 
     def observe(self, finished: Round) -> None:
         """Nothing to learn."""
+
+
+class PassCost(Protocol):
+    """A measured cost curve."""
+
+    def seconds(self, num_tokens: int, context_length: int) -> float:
+        """Seconds of a target pass over `num_tokens` with `context_length` in the cache."""
+        ...
+
+
+_SLOPE = 0.35  # of a pass of one token, for each further one: a guess until it is measured
+_WINDOW = 7  # passes of a width that are remembered
+
+
+class LearnedCost:
+    """Seconds of a target pass: a curve, corrected by this run's own clocks.
+
+    Without a curve the shape is guessed and the first passes give the scale. Medians of the last
+    passes of each width are kept, so that one disturbed pass changes nothing.
+    """
+
+    def __init__(self, curve: PassCost | None = None) -> None:
+        self._curve = curve
+        self._ratios: dict[int, deque[float]] = {}
+
+    def seconds(self, num_tokens: int, context_length: int) -> float:
+        """The expected seconds of a pass; inf before anything is known."""
+        base = self._base(num_tokens, context_length)
+        if not self._ratios:
+            return base if self._curve else math.inf
+        nearest = min(self._ratios, key=lambda width: abs(math.log(width / num_tokens)))
+        return base * statistics.median(self._ratios[nearest])
+
+    def observe(self, num_tokens: int, context_length: int, seconds: float) -> None:
+        """Note a pass that was timed."""
+        window = self._ratios.setdefault(num_tokens, deque(maxlen=_WINDOW))
+        window.append(seconds / self._base(num_tokens, context_length))
+
+    def _base(self, num_tokens: int, context_length: int) -> float:
+        if self._curve is not None:
+            return self._curve.seconds(num_tokens, context_length)
+        return 1.0 + _SLOPE * (num_tokens - 1)
+
+
+class Rate:
+    """A chance learned from yes and no, the lately seen counting more.
+
+    prior: what is believed at first; weight: how many observations it is worth.
+    """
+
+    __slots__ = ("_count", "_decay", "_hits", "_prior", "_weight")
+
+    def __init__(self, prior: float, weight: float = 4.0, decay: float = 0.96) -> None:
+        self._prior, self._weight, self._decay = prior, weight, decay
+        self._hits = self._count = 0.0
+
+    @property
+    def value(self) -> float:
+        """The present estimate."""
+        return (self._hits + self._weight * self._prior) / (self._count + self._weight)
+
+    def fade(self, kept: float = 0.3) -> None:
+        """Let what was seen count less: the text is another one now."""
+        self._hits *= kept
+        self._count *= kept
+
+    def observe(self, hit: bool) -> None:
+        """Count one outcome."""
+        self._hits = self._hits * self._decay + hit
+        self._count = self._count * self._decay + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A depth, and what it promises: expected tokens of the round, and its seconds."""
+
+    depth: int
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Expected tokens per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def best_depth(
+    rates: Sequence[float],
+    pass_seconds: Callable[[int], float],
+    draft_seconds: Callable[[int], float],
+) -> Choice:
+    """The depth with the most expected tokens per second, 0 to len(rates).
+
+    rates: chance of acceptance of each drafted token, given all before it. pass_seconds(n): a
+    target pass over n tokens. draft_seconds(k): drafting k tokens.
+    """
+    best = Choice(0, 1.0, pass_seconds(1))
+    tokens = reach = 1.0
+    for depth, rate in enumerate(rates, start=1):
+        reach *= rate
+        tokens += reach
+        choice = Choice(depth, tokens, pass_seconds(depth + 1) + draft_seconds(depth))
+        if choice.rate > best.rate:
+            best = choice
+    return best

@@ -57,12 +57,16 @@ class Draft:
     """Tokens proposed to follow the committed ones.
 
     distributions: for a *sampled* draft, the q each token was drawn from, one per token; None for
-    a deterministic draft (greedy or n-gram), whose q is a point mass.
+    a deterministic draft (greedy or n-gram), whose q is a point mass. confidences: the largest
+    probability where each token was chosen, for drafters that look. read_seconds: of the time
+    it took, what went into reading more committed tokens than the last.
     """
 
     tokens: tuple[TokenId, ...] = ()
     distributions: tuple[Distribution, ...] | None = None
     source: str = "none"
+    confidences: tuple[float, ...] | None = None
+    read_seconds: float = 0.0
 
 
 NO_DRAFT = Draft()

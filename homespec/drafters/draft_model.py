@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from homespec.decoding.speculative import common_prefix_length
+from homespec.decoding.stats import clock
 from homespec.decoding.types import (
     NO_DRAFT,
     CachedModel,
@@ -21,6 +23,18 @@ from homespec.decoding.types import (
 from homespec.decoding.verify import Uniform
 
 logger = logging.getLogger(__name__)
+
+
+class Guide(Protocol):
+    """Decides, token by token, how far a draft goes. It must not look at drawn tokens."""
+
+    def take(self, position: int, confidence: float) -> bool:
+        """Whether to propose the token at `position` (from 0), of which the draft is so sure."""
+        ...
+
+    def go_on(self, position: int) -> bool:
+        """Whether to draft a token at `position`."""
+        ...
 
 
 class DraftModelDrafter:
@@ -52,7 +66,14 @@ class DraftModelDrafter:
         self._forbidden = np.array(sorted(forbidden), np.int32)
         self._silenced = ""
 
-    def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
+    def lag(self, committed: Sequence[TokenId]) -> int:
+        """How many committed tokens its cache lacks, beyond the one that every draft evaluates."""
+        shared = common_prefix_length(self._model.tokens, list(committed))
+        return max(len(committed) - shared - 1, 0)
+
+    def propose(
+        self, committed: Sequence[TokenId], max_tokens: int, *, guide: Guide | None = None
+    ) -> Draft:
         """Up to `max_tokens` tokens; none once the draft cannot hold or read the history."""
         history = list(committed)
         room = self._model.n_ctx - len(history) + 1
@@ -62,22 +83,36 @@ class DraftModelDrafter:
         known = self._shared_vocabulary
         if known is not None and max(history[shared:]) >= known:
             return self._silence("it lacks a token of the text")
+        began = clock()
         [row] = self._model.extend(history[shared:], 1)
+        read_seconds = clock() - began if len(history) - shared > 1 else 0.0
         tokens: list[TokenId] = []
         distributions: list[Distribution] = []
-        for _ in range(min(max_tokens, room)):
+        confidences: list[float] = []
+        for position in range(min(max_tokens, room)):
             if tokens:
+                if guide is not None and not guide.go_on(position):
+                    break
                 [row] = self._model.extend(tokens[-1:], 1)
-            choice = self._choose(row)
+            choice = self._choose(row, look=guide is not None)
             if choice is None:
                 break
-            token, q = choice
+            token, q, confidence = choice
+            if guide is not None and not guide.take(position, confidence):
+                break
             tokens.append(token)
             distributions.append(q)
+            confidences.append(confidence)
             if token in self._end_tokens:
                 break
         sampled = self._uniform is not None
-        return Draft(tuple(tokens), tuple(distributions) if sampled else None, self.name)
+        return Draft(
+            tuple(tokens),
+            tuple(distributions) if sampled else None,
+            self.name,
+            tuple(confidences) if guide is not None else None,
+            read_seconds,
+        )
 
     def _align(self, history: list[TokenId]) -> int:
         """Cut the cache to the prefix it shares with `history`; how long that is."""
@@ -86,22 +121,25 @@ class DraftModelDrafter:
         self._model.truncate(shared)
         return shared
 
-    def _choose(self, row: Row) -> tuple[TokenId, Distribution] | None:
-        """The next token with its q; None to stop here.
+    def _choose(self, row: Row, look: bool) -> tuple[TokenId, Distribution, float] | None:
+        """The next token, its q, and the largest probability; None to stop here.
 
         Whether to stop must not hang on the token that was drawn: dropping drawn tokens one does
         not like would change the distribution of what is verified.
         """
-        if self._uniform is None and self._p_min <= 0 and not self._restricted:
+        if self._uniform is None and self._p_min <= 0 and not (look or self._restricted):
             token = self._sampler.best(row)
-            return token, Distribution.point(token)
+            return token, Distribution.point(token), 1.0
         q = self._allowed(self._sampler.distribution(row))
-        if q is None or q.probabilities.max() < self._p_min:
+        if q is None:
+            return None
+        confidence = float(q.probabilities.max())
+        if confidence < self._p_min:
             return None
         if self._uniform is None:
             best = int(q.ids[np.argmax(q.probabilities)])
-            return best, Distribution.point(best)
-        return q.sample(self._uniform()), q
+            return best, Distribution.point(best), confidence
+        return q.sample(self._uniform()), q, confidence
 
     @property
     def _restricted(self) -> bool:

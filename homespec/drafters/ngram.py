@@ -13,6 +13,8 @@ from homespec.errors import UsageError
 
 Gram = tuple[TokenId, ...]
 
+_LONGEST = 32  # a longer match is no surer
+
 
 class NgramDrafter:
     """Continues the longest matching n-gram, the latest place first."""
@@ -26,6 +28,8 @@ class NgramDrafter:
                 f"N-gram lengths must satisfy 1 <= min <= max, not {min_ngram} and {max_ngram}."
             )
         self._lengths = range(max_ngram, min_ngram - 1, -1)
+        self.match_length = 0
+        """Tokens that the last proposal's place and the end of the history have in common."""
         self._reset()
 
     def _reset(self) -> None:
@@ -39,8 +43,20 @@ class NgramDrafter:
         for n in self._lengths:
             position = self._next.get(tuple(seen[-n:])) if n < len(seen) else None
             if position is not None:
+                self.match_length = self._common(position, n)
                 return Draft(tuple(_continuation(seen, position, max_tokens)), source=self.name)
+        self.match_length = 0
         return NO_DRAFT
+
+    def _common(self, position: int, length: int) -> int:
+        """How far back the texts before `position` and before the end agree; `length` is known."""
+        seen, end = self._seen, len(self._seen)
+        while (
+            length < min(position, _LONGEST)
+            and seen[position - length - 1] == seen[end - length - 1]
+        ):
+            length += 1
+        return length
 
     def _update(self, committed: Sequence[TokenId]) -> None:
         """Index what was committed since; start anew where the history is another one."""

@@ -1,0 +1,234 @@
+"""The adaptive drafter against invented boxes and texts: seconds are computed, not waited for."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from homespec.decoding.depth import LearnedCost, Rate, best_depth
+from homespec.decoding.sampling import SamplingParams
+from homespec.decoding.types import Round
+from homespec.drafters import DraftModelDrafter, NgramDrafter
+from homespec.drafters.adaptive import AdaptiveDrafter, Learned, Priors
+
+from tests.fakes import FakeModel, FakeSampler
+
+N_VOCAB = 64
+SURE = SamplingParams(temperature=1, top_k=10, top_p=1, min_p=0)
+
+Cost = Callable[[int], float]
+
+
+def flat(n: int) -> float:
+    """A GPU: sixteen tokens for little more than one."""
+    return 0.05 * (1 + 0.02 * (n - 1))
+
+
+def steep(n: int) -> float:
+    """A small CPU: each token more costs two thirds of a pass."""
+    return 0.05 * (1 + 0.66 * (n - 1))
+
+
+def novel(tokens: Sequence[int]) -> int:
+    """A text that does not repeat itself."""
+    return zlib.crc32(repr(list(tokens[-4:])).encode()) % N_VOCAB
+
+
+def periodic(tokens: Sequence[int]) -> int:
+    """A text that says the same forty tokens again and again."""
+    return zlib.crc32(bytes([len(tokens) % 40])) % N_VOCAB
+
+
+class Imitator(FakeModel):
+    """A draft that names the truth with chance `agreement`, and knows how sure it may be."""
+
+    def __init__(self, truth: Callable[[Sequence[int]], int], agreement: float) -> None:
+        def logits(tokens: Sequence[int]) -> np.ndarray:
+            rng = random.Random(zlib.crc32(repr((len(tokens), tokens[-1])).encode()))
+            best = truth(tokens) if rng.random() < agreement else (truth(tokens) + 1) % N_VOCAB
+            return np.eye(N_VOCAB)[best] * 4.0
+
+        super().__init__(logits, n_ctx=10_000)
+
+
+def simulate(
+    drafter: AdaptiveDrafter,
+    truth: Callable[[Sequence[int]], int],
+    cost: Cost,
+    *,
+    draft_cost: float = 0.0,
+    num_tokens: int = 400,
+    prompt: int = 20,
+) -> float:
+    """Seconds of decoding, relative to plain decoding of as many tokens."""
+    committed = [novel([i]) for i in range(prompt)]
+    first = truth(committed)
+    drafter.observe(round_of((first,), 0, len(committed), cost(len(committed))))
+    committed.append(first)
+    seconds = 0.0
+    start = len(committed)
+    while len(committed) - start < num_tokens:
+        lag = drafter._model.lag(committed) if drafter._model else 0
+        draft = drafter.propose(committed, 16)
+        taken: list[int] = []
+        for token in [*draft.tokens, None]:
+            taken.append(truth([*committed, *taken]))
+            if taken[-1] != token:
+                break
+        drafting = 0.0
+        if draft.source == "draft_model":
+            reading = draft_cost * (1 + lag / 4) if lag else 0.0
+            drafting = reading + draft_cost * (len(draft.tokens) - (lag > 0))
+            draft = replace(draft, read_seconds=reading)
+        width = 1 + len(draft.tokens)
+        finished = Round(
+            draft, tuple(taken), len(taken) - 1, len(committed) - 1, width, drafting, cost(width)
+        )
+        seconds += drafting + cost(width)
+        drafter.observe(finished)
+        committed += taken
+    return seconds / (cost(1) * (len(committed) - start))
+
+
+def round_of(tokens: tuple[int, ...], accepted: int, width: int, seconds: float) -> Round:
+    from homespec.decoding.types import NO_DRAFT
+
+    return Round(NO_DRAFT, tokens, accepted, 0, width, 0.0, seconds)
+
+
+def adaptive(
+    agreement: float | None, truth: Callable[[Sequence[int]], int], size_ratio: float = 0.4
+) -> AdaptiveDrafter:
+    model = None
+    if agreement is not None:
+        model = DraftModelDrafter(Imitator(truth, agreement), FakeSampler(SURE))
+    return AdaptiveDrafter(NgramDrafter(), model, Learned(Priors(size_ratio=size_ratio)))
+
+
+@pytest.mark.parametrize("cost", [flat, steep])
+@pytest.mark.parametrize("truth", [novel, periodic])
+@pytest.mark.parametrize("agreement", [None, 0.0, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("draft_cost", [0.005, 0.03, 0.2])
+@pytest.mark.parametrize("misjudged", [0.5, 1, 2])
+def test_it_is_never_much_slower_than_plain(
+    cost: Cost,
+    truth: Callable[[Sequence[int]], int],
+    agreement: float | None,
+    draft_cost: float,
+    misjudged: float,
+) -> None:
+    """Even where the draft costs twice, or half, of what its size lets expect."""
+    drafter = adaptive(agreement, truth, draft_cost / 0.05 * misjudged)
+    assert simulate(drafter, truth, cost, draft_cost=draft_cost) < 1.06
+
+
+@pytest.mark.parametrize("num_tokens", [10, 25, 60])
+def test_short_answers_do_not_pay_for_learning(num_tokens: int) -> None:
+    """A long prompt is not read twice for an answer of a few tokens."""
+    drafter = adaptive(0.0, novel)
+    took = simulate(drafter, novel, steep, draft_cost=0.02, num_tokens=num_tokens, prompt=800)
+    assert took < 1.10
+
+
+def test_a_good_cheap_draft_is_used_and_deep() -> None:
+    assert simulate(adaptive(0.95, novel), novel, flat, draft_cost=0.003) < 0.4
+
+
+def test_a_good_draft_on_a_steep_box_is_used_as_far_as_it_pays() -> None:
+    """Here one drafted token gains at most 2 / (1.66 + 0.1) = 1.14; a profile tells so."""
+
+    class Curve:
+        def seconds(self, num_tokens: int, context_length: int) -> float:
+            return steep(num_tokens)
+
+    model = DraftModelDrafter(Imitator(novel, 1.0), FakeSampler(SURE))
+    priors = Priors(
+        cost=Curve(), draft_token_seconds=0.005, read_token_seconds=0.001, model_rate=0.9
+    )
+    drafter = AdaptiveDrafter(NgramDrafter(), model, Learned(priors))
+    assert simulate(drafter, novel, steep, draft_cost=0.005) < 0.90
+
+
+def test_a_text_that_repeats_is_looked_up() -> None:
+    assert simulate(adaptive(None, periodic), periodic, flat) < 0.3
+    assert simulate(adaptive(None, periodic), periodic, steep) < 0.85
+
+
+def test_lookup_and_model_compete() -> None:
+    """The better of the two is taken: a model that is dear loses to a text that repeats."""
+    drafter = adaptive(0.9, periodic)
+    assert simulate(drafter, periodic, flat, draft_cost=0.04) < 0.35
+    assert drafter.learned.rounds["ngram"] > drafter.learned.rounds["draft_model"]
+    drafter = adaptive(0.9, novel)
+    simulate(drafter, novel, flat, draft_cost=0.004)
+    assert drafter.learned.rounds["draft_model"] > 0.8 * sum(drafter.learned.rounds.values())
+
+
+def test_off_is_tried_again_when_the_text_changes() -> None:
+    """Lookups fail for long, then the text begins to repeat."""
+
+    def truth(tokens: Sequence[int]) -> int:
+        return novel(tokens) if len(tokens) < 300 else periodic(tokens)
+
+    drafter = adaptive(None, truth)
+    assert simulate(drafter, truth, flat, num_tokens=900) < 0.6
+
+
+def test_the_loop_sees_why() -> None:
+    drafter = adaptive(0.9, novel)
+    assert drafter.explain() == ["Nothing was decoded beyond the first token."]
+    simulate(drafter, novel, flat, draft_cost=0.004)
+    text = "\n".join(drafter.explain())
+    for words in ("draft_model", "target pass", "Lookups", "accepted"):
+        assert words in text
+
+
+def test_best_depth_is_the_maximum_of_tokens_over_seconds() -> None:
+    rates = [0.9, 0.8, 0.7, 0.2, 0.2]
+
+    def speed(depth: int) -> float:
+        reach = np.cumprod([1, *rates[:depth]])
+        return float(reach.sum()) / (steep(depth + 1) / 4 + 0.002 * depth)
+
+    choice = best_depth(rates, lambda n: steep(n) / 4, lambda k: 0.002 * k)
+    assert choice.rate == pytest.approx(max(speed(k) for k in range(6)))
+    assert choice.depth == max(range(6), key=speed)
+    assert best_depth([0.1], steep, lambda k: 0.01).depth == 0
+    assert best_depth([], steep, lambda k: 0.01).depth == 0
+
+
+def test_a_disturbed_pass_changes_little() -> None:
+    cost = LearnedCost()
+    for _ in range(5):
+        cost.observe(1, 100, 0.05)
+        cost.observe(4, 100, 0.15)
+    cost.observe(4, 100, 5.0)
+    assert cost.seconds(4, 200) == pytest.approx(0.15)
+    assert cost.seconds(1, 200) == pytest.approx(0.05)
+    assert 0.05 < cost.seconds(2, 200) < 0.15
+
+
+def test_a_curve_is_corrected_by_the_clock() -> None:
+    class Curve:
+        def seconds(self, num_tokens: int, context_length: int) -> float:
+            return 0.01 * num_tokens + 1e-5 * context_length
+
+    cost = LearnedCost(Curve())
+    assert cost.seconds(3, 1000) == pytest.approx(0.04)
+    cost.observe(3, 1000, 0.08)
+    assert cost.seconds(3, 2000) == pytest.approx(0.10)
+
+
+def test_a_rate_starts_at_its_prior_and_follows_what_it_sees() -> None:
+    rate = Rate(0.5)
+    assert rate.value == 0.5
+    for _ in range(100):
+        rate.observe(True)
+    assert rate.value > 0.9
+    for _ in range(30):
+        rate.observe(False)
+    assert rate.value < 0.4
