@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from homespec import paths
 from homespec.llama.devices import cpu_features, cpu_name, devices, num_threads
@@ -51,13 +53,17 @@ class FileIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Run-time switches of a model: fields of LoadParams. threads: for one token, and for many."""
+    """Run-time switches of a model: fields of LoadParams.
+
+    threads, threads_batch: for passes of one token, and of several. repack: the target's alone.
+    """
 
     flash_attention: str
     cache_type_k: str
     cache_type_v: str
     threads: int
     threads_batch: int
+    repack: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +102,8 @@ class Acceptance:
 class WidthPromise:
     """Whether logits are the same bits however many tokens a pass holds.
 
-    largest: the largest difference of a logit. slowdown: cost of passes against the chosen
-    switches with everything at its fastest, 1 where it is those.
+    largest: the largest difference of a logit. slowdown: cost of passes against the
+    settings at their fastest, 1 where it is those.
     """
 
     invariant: bool
@@ -146,6 +152,149 @@ class Profile:
     acceptance: Acceptance = Acceptance(None, None)
     variants: tuple[VariantResult, ...] = ()
 
+    @property
+    def draft_path(self) -> Path | None:
+        """The fitted draft, where it is chosen and still there."""
+        path = Path(self.fitted.path) if self.fitted else None
+        return path if path and path.exists() else None
+
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {"version": VERSION, **_plain(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Profile:
+        """The profile from `as_dict`. Raises ValueError, KeyError or TypeError where it is none."""
+        if values.get("version") != VERSION:
+            raise ValueError(f"version {values.get('version')} instead of {VERSION}")
+        profile: Profile = _typed(cls, {k: v for k, v in values.items() if k != "version"})
+        return profile
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses to dictionaries, tuples to lists."""
+    if isinstance(value, CostCurve):
+        return value.as_dict()
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """The inverse of `_plain`, by the annotations; anything else than they say is an error."""
+    if kind is CostCurve:
+        return CostCurve.from_dict(value)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        unknown = value.keys() - hints.keys()
+        if unknown:
+            raise ValueError(f"unknown key {min(unknown)!r}")
+        return cast("Any", kind)(**{key: _typed(hints[key], item) for key, item in value.items()})
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return tuple(_typed(inner[0], item) for item in value)
+    if origin is dict:
+        return {str(key): _typed(inner[1], item) for key, item in value.items()}
+    if inner:  # X | None
+        return None if value is None else _typed(inner[0], value)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise ValueError(f"{value!r} where {kind.__name__} is expected")
+    return kind(value)
+
+
+def this_box() -> Box:
+    """The machine and the library as they are now."""
+    offload = tuple(device.description for device in devices() if device.offloads)
+    return Box(cpu_name(), tuple(cpu_features()), num_threads(), offload, version())
+
+
+def identify(path: Path, *, sha256: str | None = None) -> FileIdentity:
+    """What a model file, or all parts of a split one, can be recognised by."""
+    stats = [path.with_name(name).stat() for name in shard_names(path.name)]
+    size, changed = sum(s.st_size for s in stats), max(s.st_mtime_ns for s in stats)
+    return FileIdentity(path.name, size, changed, sha256)
+
+
+def _is_same(path: Path, known: FileIdentity) -> bool:
+    """Whether it is that file; one of another date or name has to have its digest."""
+    try:
+        found = identify(path)
+        if (found.name, found.size_bytes, found.mtime_ns) == (
+            known.name,
+            known.size_bytes,
+            known.mtime_ns,
+        ):
+            return True
+        same_size = found.size_bytes == known.size_bytes
+        return same_size and known.sha256 is not None and verify(path, known.sha256)
+    except OSError:
+        return False
+
+
+def profile_path(target: Path, draft: Path | None, box: Box) -> Path:
+    """Where the profile of a pair on a box is kept.
+
+    A home folder may be shared by several machines: each has a folder of its own. The library's
+    version is not in the name, so that a profile of another one is found, and told of.
+    """
+    machine = hashlib.sha256(repr(dataclasses.replace(box, library="")).encode()).hexdigest()[:12]
+    names = [path.stem for path in (target, draft) if path]
+    readable = re.sub(r"[^\w.-]+", "_", "+".join(names))[:120]
+    digest = hashlib.sha256("/".join(names).encode()).hexdigest()[:8]
+    return paths.state_dir() / "profiles" / machine / f"{readable}-{digest}.json"
+
+
+def load_profile(
+    target: Path, draft: Path | None = None, box: Box | None = None
+) -> tuple[Profile | None, str]:
+    """(profile, "") for a pair on this box, or (None, why there is none that holds)."""
+    box = box or this_box()
+    path = profile_path(target, draft, box)
+    try:
+        profile = Profile.from_dict(json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        elsewhere = list(path.parent.parent.glob(f"*/{glob.escape(path.name)}"))
+        return None, "it was tuned on another machine" if elsewhere else "it was never tuned here"
+    except OSError as exc:
+        return None, f"its profile cannot be read: {exc.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        return None, f"its profile is of another version or damaged ({exc})"
+    return (None, reason) if (reason := _changed(profile, target, draft, box)) else (profile, "")
+
+
+def _changed(profile: Profile, target: Path, draft: Path | None, box: Box) -> str:
+    """What is no longer as it was tuned; "" where all is."""
+    if profile.box.library != box.library:
+        return f"it was tuned with llama-cpp-python {profile.box.library}, not {box.library}"
+    if profile.box != box:
+        return "the machine has changed"
+    pairs = ((target, profile.target, "target"), (draft, profile.draft, "draft"))
+    for path, known, what in pairs:
+        if (path is None) != (known is None) or (path and known and not _is_same(path, known)):
+            return f"the {what}'s file has changed"
+    return ""
+
+
+def save_profile(profile: Profile, target: Path, draft: Path | None = None) -> Path:
+    """Keep a profile; returns where. Raises DiskError."""
+    path = profile_path(target, draft, profile.box)
+    write_json(path, profile.as_dict())
+    return path
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file whole or not at all. Raises DiskError."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+        part.replace(path)
+    except OSError as exc:
+        raise disk_error(exc, path) from exc
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
