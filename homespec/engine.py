@@ -6,6 +6,7 @@ ends with a `Result`.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -26,12 +27,17 @@ from homespec.llama.library import use_exact_kernels
 from homespec.llama.model import ALL_LAYERS, Model
 from homespec.llama.sampler import SamplerChain
 from homespec.llama.tokenizer import Tokenizer
-from homespec.models.gguf_header import Header, join_shards, read_header
+from homespec.models.catalog import load_catalog
+from homespec.models.gguf_header import Header
+from homespec.models.memory_plan import Plan
 from homespec.models.pairs import fetch_pair, find_pair
-from homespec.models.references import Progress, shard_names
+from homespec.models.references import Progress
 from homespec.models.text_model import require_text_model
 from homespec.models.tokenizer_check import Compatibility, check_tokenizers
+from homespec.planning import local_header, plan_for, request_for
 from homespec.speculation import Pairing, build
+
+logger = logging.getLogger(__name__)
 
 Prompt = str | Sequence[Message]
 LoadProgress = Callable[[str, float], None]
@@ -55,7 +61,8 @@ class LoadParams:
     Cache types and flash attention are the target's; the draft has its own. repack: let the CPU
     keep the weights in its fastest layout. strict_exact: take the target settings under which its
     logits are the same bits at every width of a pass, so that greedy text, and seeded text under
-    the match rule, is the very text of plain decoding.
+    the match rule, is the very text of plain decoding. reserve_bytes: memory left to the rest of
+    the machine, None for the larger of 1 GiB and a tenth.
     """
 
     n_ctx: int = 4096
@@ -76,6 +83,7 @@ class LoadParams:
     mlock: bool = False
     repack: bool = True
     strict_exact: bool = False
+    reserve_bytes: int | None = None
     max_draft_depth: int = MAX_DRAFT_DEPTH
 
 
@@ -97,8 +105,11 @@ class Engine:
         if params.strict_exact:
             use_exact_kernels()
             params = replace(params, **STRICT_EXACT)
-        self.params = params
-        self.compatibility = _check_files(target, draft)
+        self.compatibility, self.plan = _check_files(target, draft, params)
+        if self.plan.draft is None and draft is not None:
+            logger.warning("%s", self.plan.sentence)
+            draft = None
+        self.params = params = replace(params, **self.plan.load_options())
         self._open: list[Model | Context] = []
         try:
             self.model = self._keep(
@@ -292,24 +303,27 @@ def load(
     return Engine(target_path, draft_path, LoadParams(**options), progress)
 
 
-def _check_files(target: Path, draft: Path | None) -> Compatibility | None:
-    """Read the headers: a bad file or pair is told before a weight is loaded."""
+def _check_files(
+    target: Path, draft: Path | None, params: LoadParams
+) -> tuple[Compatibility | None, Plan]:
+    """Read the headers: a bad file, a wrong pair or short memory is told before any weights."""
     header = _readable(target)
-    if draft is None:
-        return None
-    compatibility = check_tokenizers(header, _readable(draft))
-    if compatibility.verdict == "incompatible":
-        raise IncompatiblePairError(
-            f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
-            hint="Choose a draft of the same model family, or go without: --spec-type ngram.",
-        )
-    return compatibility
+    compatibility, drafts = None, []
+    if draft is not None:
+        drafts = [_readable(draft)]
+        compatibility = check_tokenizers(header, drafts[0])
+        if compatibility.verdict == "incompatible":
+            raise IncompatiblePairError(
+                f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
+                hint="Choose a draft of the same model family, or go without: --spec-type ngram.",
+            )
+    request = request_for(params, reserve_bytes=params.reserve_bytes)
+    return compatibility, plan_for(header, drafts, request, catalog=load_catalog())
 
 
 def _readable(path: Path) -> Header:
     """The header of a model, split or not, that llama.cpp can write text with."""
-    shards = shard_names(path.name)
-    header = join_shards([read_header(path.with_name(name)) for name in shards])
+    header = local_header(path)
     require_text_model(header)
     return header
 

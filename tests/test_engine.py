@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import homespec
 import pytest
+from homespec import planning
 from homespec.decoding.types import FinishReason
 from homespec.engine import Engine, LoadParams
 from homespec.errors import (
     ContextFullError,
     IncompatiblePairError,
     ModelError,
+    PlanError,
     RefusedError,
     UsageError,
 )
@@ -230,3 +233,27 @@ def test_the_public_names_are_there() -> None:
         assert getattr(homespec, name) is not None
     with pytest.raises(AttributeError):
         _ = homespec.nonsense
+
+
+def test_a_draft_that_does_not_fit_is_left_out(
+    tiny: Path,
+    tiny_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Memory for the target alone: the draft gives way, in a sentence; then the target does too."""
+    roomy = planning.this_machine()
+    params = LoadParams(n_ctx=256, threads=1, reserve_bytes=0)
+    header = planning.local_header(tiny)
+    alone = planning.plan_for(header, [], planning.request_for(params), machine=roomy).total_bytes
+    monkeypatch.setattr(
+        planning,
+        "this_machine",
+        lambda: replace(roomy, limits=(replace(roomy.limits[0], free_bytes=alone + (1 << 20)),)),
+    )
+    with Engine(tiny, tiny_draft, params) as engine:
+        assert engine.draft_context is None
+        assert engine.generate("Hello", sampling=GREEDY, max_tokens=5).tokens
+    assert "does not fit" in caplog.text
+    with pytest.raises(PlanError):
+        Engine(tiny, None, replace(params, n_ctx=512, cache_type_k="f32", cache_type_v="f32"))

@@ -189,3 +189,8 @@ def test_the_log_goes_to_logging(tiny: Path, caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.DEBUG, logger="homespec.llama"):
         Model(tiny).close()
     assert any("llama" in record.message for record in caplog.records)
+
+
+def test_no_layer_on_devices_means_no_device_at_all(tiny: Path) -> None:
+    with Model(tiny, gpu_layers=0) as model, Context(model, ContextParams(n_ctx=32)) as context:
+        assert len(context.extend([1, 2, 3], 1)) == 1

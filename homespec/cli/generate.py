@@ -11,12 +11,16 @@ from typing import Any
 
 import click
 
+from homespec.checking import check
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
+from homespec.cli.sizes import reserve_option
+from homespec.cli.tables import print_report
 from homespec.console import AnswerWriter, figures, load_bars, stderr
-from homespec.engine import Engine, load
-from homespec.errors import UsageError
+from homespec.engine import Engine, LoadParams, load
+from homespec.errors import RefusedError, UsageError
 from homespec.generation import Generation
+from homespec.planning import request_for
 
 
 @click.command("generate")
@@ -41,6 +45,8 @@ from homespec.generation import Generation
 @click.option("--raw", is_flag=True, help="Continue the prompt as it stands: no chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--show-accepted", is_flag=True, help="Tint the tokens that were drafted.")
+@click.option("--dry-run", is_flag=True, help="Show the memory plan, and load nothing.")
+@reserve_option
 @click.option("--explain", is_flag=True, help="Say why it drafted as it did.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the answer alone.")
 def command(prompt: str | None, **flags: Any) -> None:
@@ -51,6 +57,9 @@ def command(prompt: str | None, **flags: Any) -> None:
     models = options.model_references(flags)
     sampling = options.sampling_params(flags)
     load_settings = options.load_params(flags)
+    load_settings["reserve_bytes"] = flags.pop("reserve_bytes")
+    if flags.pop("dry_run"):
+        click.get_current_context().exit(_dry_run(models, load_settings))
     text = _prompt(prompt, flags)
     system_file = flags.pop("system_prompt_file")
     system = flags.pop("system") or (options.read_text(system_file) if system_file else None)
@@ -88,6 +97,15 @@ def _prompt(argument: str | None, flags: dict[str, Any]) -> str:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as exc:
         raise UsageError("Standard input is not UTF-8 text.") from exc
+
+
+def _dry_run(models: dict[str, Any], settings: dict[str, Any]) -> int:
+    """Print what would be loaded where; 0 where it fits."""
+    request = request_for(LoadParams(**settings), reserve_bytes=settings["reserve_bytes"])
+    with load_bars() as bars:
+        report = check(**models, request=request, progress=bars.download)
+    print_report(report)
+    return 0 if report.usable else RefusedError.exit_code
 
 
 def _load(settings: dict[str, Any]) -> Engine:

@@ -202,7 +202,7 @@ class AdaptiveDrafter:
         return choice if reading <= saved + token else plain
 
     def _probe(self, source: str, available: int, context: int) -> Choice:
-        """Try again what did not pay, once as much time has been saved up as it is likely to cost."""
+        """Try again what did not pay, once the time is saved up that it is likely to cost."""
         learned = self.learned
         plain = Choice(0, 1.0, learned.cost.seconds(1, context))
         if learned.exploration and plain.seconds < math.inf:

@@ -49,7 +49,7 @@ class Model:
         # llama.cpp reads both pointers during the load only.
         handles = self._device_handles(gpu_layers, devices)
         if handles is not None:
-            params.devices = ctypes.cast(handles, type(params.devices))
+            params.devices = ctypes.addressof(handles)
         watch = _LoadWatch(progress)
         params.progress_callback = self._library.llama_progress_callback(watch)
         clear_errors()
