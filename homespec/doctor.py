@@ -116,7 +116,21 @@ def _versions(stages: dict[str, dict[str, Any]]) -> dict[str, str]:
         "llama-cpp-python": stages.get("library", {}).get("version", "not loaded"),
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        **_build_record(),
     }
+
+
+def _build_record() -> dict[str, str]:
+    """What scripts/setup noted of its build; nothing where the library came another way."""
+    try:
+        build = json.loads((Path(sys.prefix) / "homespec-build.json").read_text())["build"]
+        return {
+            "built for": f"{build['backend']} ({build['backend_reason']})",
+            "compiler": str(build["compiler"]),
+            "AMX": str(build["amx"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _text(output: bytes | str | None) -> str:
