@@ -1,7 +1,8 @@
 """What is tried in a child process, since a bad build of llama.cpp dies instead of raising.
 
 `python -m homespec.selftest MODEL SETTINGS` prints a JSON object a stage, so that whoever started
-it knows how far it came. SETTINGS are fields of ContextParams, `repack` and `exact_kernels`.
+it knows how far it came. SETTINGS are fields of ContextParams, `gpu_layers`, `repack` and
+`exact_kernels`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from homespec.errors import HomespecError
 from homespec.llama.context import Context, ContextParams
 from homespec.llama.devices import cpu_features, cpu_name, devices, num_threads
 from homespec.llama.library import build_features, use_exact_kernels, version
-from homespec.llama.model import Model
+from homespec.llama.model import ALL_LAYERS, Model
 from homespec.tuning.invariance import probe_widths
 
 STAGES = ("library", "load", "decode", "widths")
@@ -26,11 +27,12 @@ def main() -> None:
     """Run all stages; exit 0 when they passed, 1 with an `error` object when one raised."""
     path, settings = sys.argv[1], json.loads(sys.argv[2])
     repack, exact = settings.pop("repack", True), settings.pop("exact_kernels", False)
+    gpu_layers = settings.pop("gpu_layers", ALL_LAYERS)
     try:
         _say("library", **_library())
         if exact:
             use_exact_kernels()
-        with Model(path, repack=repack) as model:
+        with Model(path, gpu_layers=gpu_layers, repack=repack) as model:
             _say("load", description=model.description, size_bytes=model.size_bytes)
             with Context(model, ContextParams(n_ctx=640, **settings)) as context:
                 _say("decode", **_decode(context))

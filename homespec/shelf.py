@@ -30,7 +30,8 @@ _GB = 10**9
 class Fit:
     """Whether a pair fits a machine: `fits`, `reduced` (its draft does not) or `refused`.
 
-    estimated: told from the files' sizes alone, since the files are not here.
+    reason: the plan's sentence, or a clause where it is `estimated` from the files' sizes alone
+    because they are not here.
     """
 
     verdict: Literal["fits", "reduced", "refused"]
@@ -123,21 +124,21 @@ def _rough_fit(pair: Pair, machine: Machine, request: PlanRequest) -> Fit:
     if both is None or target is None:
         needed = (pair.min_memory_gb or 0) * _GB
         if not needed:
-            return Fit("fits", "Its size is not known.", estimated=True)
+            return Fit("fits", "its size is not known", estimated=True)
         totals = [machine.ram_total_bytes, *(one.total_bytes for one in machine.offload_devices)]
         # 8 GB of memory are a little less than that to the system
         fits = max(totals) >= 0.9 * needed
-        said = "" if fits else f"It is meant for {pair.min_memory_gb} GB."
+        said = f"is meant for {pair.min_memory_gb} GB"
         return Fit("fits" if fits else "refused", said, estimated=True)
     lacking = _lacking(both, machine, request)
     if lacking is None:
-        return Fit("fits", f"About {size(both)} are needed.", estimated=True)
+        return Fit("fits", f"needs about {size(both)}", estimated=True)
     without = _lacking(target, machine, request)
     if without is None:
-        said = f"The draft does not fit beside the target: about {size(both)} are needed."
+        said = f"with its draft it needs about {size(both)}"
         return Fit("reduced", said, estimated=True)
     room = max(0, without.free_bytes - without.reserve_bytes)
-    said = f"About {size(target)} are needed, and {without.place} has room for {size(room)}."
+    said = f"needs about {size(target)}, and {without.place} has room for {size(room)}"
     return Fit("refused", said, estimated=True)
 
 

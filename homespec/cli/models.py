@@ -19,7 +19,7 @@ _FITS = {
     "reduced": ("without its draft", "yellow"),
     "refused": ("no", "red"),
 }
-_DOWNLOADED = {"yes": "yes", "target": "target only", "partly": "partly", "no": ""}
+_DOWNLOADED = {"yes": "yes", "target": "target", "partly": "partly", "no": ""}
 _WIDE = 200  # into a pipe: a line a pair, for grep
 
 
@@ -40,14 +40,19 @@ def _print(entries: list[Entry]) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDE)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "target", "draft", "size", "licence", "fits here", "downloaded", "seen"):
-        table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
+    for column in ("name", "target", "draft", "size", "licence", "fits", "here", "seen"):
+        table.add_column(
+            column,
+            overflow="fold",
+            no_wrap=column in ("name", "size", "seen"),
+            justify="right" if column == "size" else "left",
+        )
     for entry in entries:
         table.add_row(*_row(entry))
     console.print(table)
     console.print(
-        "\nseen: somebody has run target and draft together. A pair that is not downloaded is "
-        "judged by the size of its files; `homespec check NAME` reads their headers.",
+        "\nhere: downloaded. seen: somebody has run target and draft together. Pairs that are not "
+        "here are judged by the size of their files; `homespec check NAME` reads their headers.",
         style="dim",
         soft_wrap=not console.is_terminal,
     )
@@ -65,7 +70,7 @@ def _row(entry: Entry) -> tuple[Text | str, ...]:
         name += Text(" (default)", "cyan")
     return (
         name,
-        printable(pair.target.name),
+        printable(pair.target.name.removeprefix(f"{pair.name}-")),
         printable(pair.draft.name) if pair.draft else "n-grams",
         human(entry.size_bytes) if entry.size_bytes else "?",
         printable(pair.target.licence or "?"),
