@@ -239,6 +239,7 @@ class Engine:
             end_tokens=end_tokens,
             min_draft=params.min_draft,
         )
+        self.context.resume()
         text = TextStream(self.tokenizer.piece, params.stop)
         return Generation(
             decoder,

@@ -221,3 +221,20 @@ def test_doctor_speaks_to_people_and_programs(tiny: Path) -> None:
     facts = json.loads(homespec("doctor", "-m", tiny, "--json").stdout)
     assert facts["problem"] is None
     assert facts["stages"]["decode"]["finite"] is True
+
+
+def test_a_long_prompt_is_interrupted_at_once(starter: Path, tmp_path: Path) -> None:
+    """Not at the end of the batch that is being read."""
+    (tmp_path / "long.txt").write_text("The quick brown fox jumps over the lazy dog. " * 1500)
+    command = [*HOMESPEC, "generate", "-m", str(starter), "-c", "20000", "--ignore-eos", "-f"]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "long.txt")], stderr=subprocess.PIPE, text=True
+    ) as child:
+        time.sleep(8)
+        assert child.poll() is None
+        began = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=60)
+    assert time.monotonic() - began < 4
+    assert child.returncode == 130
+    assert "Traceback" not in said

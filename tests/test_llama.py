@@ -194,3 +194,13 @@ def test_the_log_goes_to_logging(tiny: Path, caplog: pytest.LogCaptureFixture) -
 def test_no_layer_on_devices_means_no_device_at_all(tiny: Path) -> None:
     with Model(tiny, gpu_layers=0) as model, Context(model, ContextParams(n_ctx=32)) as context:
         assert len(context.extend([1, 2, 3], 1)) == 1
+
+
+def test_a_pass_can_be_aborted_and_leaves_the_cache_as_it_was(context: Context) -> None:
+    context.extend(TEXT[:10], 0)
+    context.abort()
+    with pytest.raises(KeyboardInterrupt):
+        context.extend(TEXT[10:60], 1)
+    assert context.tokens == TEXT[:10]
+    context.resume()
+    assert len(context.extend(TEXT[10:60], 1)) == 1

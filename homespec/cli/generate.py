@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from homespec.cli.app import INTERRUPTED
 from homespec.cli.sizes import reserve_option
 from homespec.cli.tables import print_report
 from homespec.console import AnswerWriter, figures, load_bars, stderr
+from homespec.decoding.types import FinishReason
 from homespec.engine import Engine, LoadParams, load
 from homespec.errors import RefusedError, UsageError
 from homespec.generation import Generation
+from homespec.llama.context import Context
 from homespec.planning import request_for
 
 
@@ -75,7 +79,7 @@ def command(prompt: str | None, **flags: Any) -> None:
             max_tokens=None if n_predict < 0 else n_predict,
             **flags,
         )
-        interrupted = _run(generation, **shown)
+        interrupted = _run(generation, engine.context, shown)
     if interrupted:
         click.get_current_context().exit(INTERRUPTED)
 
@@ -113,36 +117,36 @@ def _load(settings: dict[str, Any]) -> Engine:
         return load(download_progress=bars.download, **settings)
 
 
-def _run(
-    generation: Generation, *, as_json: bool, show_accepted: bool, quiet: bool, explain: bool
-) -> bool:
+def _run(generation: Generation, context: Context, shown: dict[str, bool]) -> bool:
     """Write the answer; whether it was interrupted."""
-    writer = AnswerWriter(show_accepted=show_accepted)
-    with stop_on_signal() as stopped:
+    as_json = shown["as_json"]
+    writer = AnswerWriter(show_accepted=shown["show_accepted"])
+    with stop_on_signal(context) as stopped, suppress(KeyboardInterrupt):
         for chunk in generation:
             if not as_json:
                 writer.write(chunk.text, accepted=chunk.accepted)
             if stopped:
                 break
-        generation.cancel()
+    generation.cancel()
     result = generation.result
     if as_json:
         options.print_json(result.as_dict())
     else:
         writer.end()
-    if not quiet and not as_json:
+    if not shown["quiet"] and not as_json:
         stderr().print(figures(result.stats), style="dim")
-    if explain and not as_json:
+    if shown["explain"] and not as_json:
         for line in result.explanation:
             stderr().print(line)
-    return bool(stopped)
+    return result.finish_reason is FinishReason.CANCELLED
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM instead of raising in the middle of a pass.
+def stop_on_signal(context: Context) -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM, and end the pass under way; the list is empty until one comes.
 
-    The list is empty until one arrives; a second Ctrl-C raises KeyboardInterrupt.
+    Python runs its handlers between its own instructions, not within a pass that takes seconds: a
+    thread hears of the signal through a pipe. A second Ctrl-C raises KeyboardInterrupt.
     """
     arrived: list[int] = []
 
@@ -151,9 +155,27 @@ def stop_on_signal() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         arrived.append(number)
 
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def listen() -> None:
+        if os.read(reader, 1) != _DONE:
+            context.abort()
+
     previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    descriptor = signal.set_wakeup_fd(writer)
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
     try:
         yield arrived
     finally:
+        signal.set_wakeup_fd(descriptor)
         for number, handler in previous.items():
             signal.signal(number, handler)
+        os.write(writer, _DONE)
+        thread.join()
+        os.close(reader)
+        os.close(writer)
+
+
+_DONE = b"\0"  # no signal has this number

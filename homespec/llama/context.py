@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,6 +103,10 @@ class Context:
         if not self.pointer:
             raise self._init_error()
         self._memory = self._library.llama_get_memory(self.pointer)
+        self._abort = ctypes.create_string_buffer(2)  # "" to go on, any text to stop
+        self._library.llama_set_abort_callback(
+            self.pointer, _abort_callback(), ctypes.cast(self._abort, ctypes.c_void_p)
+        )
         self.n_ctx = min(int(self._library.llama_n_ctx(self.pointer)), params.n_ctx)
         self.n_batch = int(self._library.llama_n_batch(self.pointer))
         self._make_batch()
@@ -244,6 +249,14 @@ class Context:
         self.clear()
         return removed
 
+    def abort(self) -> None:
+        """End a pass under way on the CPU with KeyboardInterrupt; may be called by any thread."""
+        self._abort.value = b"x"
+
+    def resume(self) -> None:
+        """Allow passes again."""
+        self._abort.value = b""
+
     def logits_address(self, index: int) -> int:
         """Address of the logits of batch position `index`."""
         pointer = self._library.llama_get_logits_ith(self.pointer, index)
@@ -272,6 +285,16 @@ class Context:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@functools.cache
+def _abort_callback() -> Any:
+    """A C function of a pointer that is true when told to stop, asked at every node of a graph.
+
+    strlen of the flag's text does it: a Python callback would cost two per cent of a pass.
+    """
+    strlen = ctypes.CDLL(None).strlen
+    return ctypes.cast(strlen, library().ggml_abort_callback)
 
 
 def _view(address: int, length: int, dtype: Any) -> NDArray[Any]:
