@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from homespec.llama.cache_filler import fill
 from homespec.llama.context import Context
 
 WIDTHS = (2, 3, 4, 5, 8, 16)
@@ -63,8 +64,7 @@ def probe_widths(
     for depth in depths:
         if depth + _TOKENS > context.n_ctx:
             continue
-        context.clear()
-        context.extend(text[:depth], 0)
+        fill(context, depth)
         block = text[depth : depth + _TOKENS]
         single = _decode(context, depth, block, 1)
         for width in widths:

@@ -102,8 +102,8 @@ class Acceptance:
 class WidthPromise:
     """Whether logits are the same bits however many tokens a pass holds.
 
-    largest: the largest difference of a logit. slowdown: cost of passes against the
-    settings at their fastest, 1 where it is those.
+    largest: the largest difference of a logit. slowdown: what passes cost, as ratio to the
+    fastest settings.
     """
 
     invariant: bool
@@ -113,14 +113,20 @@ class WidthPromise:
 
 @dataclass(frozen=True, slots=True)
 class VariantResult:
-    """A draft that was tried. speedup: predicted ratio to plain decoding at its best depth."""
+    """A draft that was tried.
 
-    quantization: str  # "as shipped" for the draft itself
+    quantization: "as shipped" for the draft itself. token_seconds: of one drafted token with
+    fit.CONTEXT_LENGTH tokens in the cache. greedy, sampled: agreement with the target, None where
+    no agreement could have made up for the cost. speedup: predicted ratio to plain decoding at
+    its best depth above 0.
+    """
+
+    quantization: str
     size_bytes: int
     switches: Switches
-    token_seconds: float  # of one token at the prediction's context length
-    greedy: float
-    sampled: float
+    token_seconds: float
+    greedy: float | None
+    sampled: float | None
     depth: int
     speedup: float
 
@@ -129,9 +135,11 @@ class VariantResult:
 class Profile:
     """What this box is good at with this pair.
 
-    draft: the file as shipped; fitted: the copy to load instead, if one pays. strict_by_default:
-    width-invariant settings cost less than 5 % here, so they are taken unasked. draft_pays:
-    whether the draft model is predicted to be faster than plain decoding at all.
+    draft: the file as shipped; fitted: the copy to load instead, if one pays. draft_switches,
+    draft_cost: of the one to load. strict_promise: of strictly exact settings, None where the
+    switches above keep the promise themselves, or it could not be tried. strict_by_default:
+    those settings cost less than 5 % here, so they are taken unasked. draft_pays: whether the
+    draft model is predicted to be faster than plain decoding on some kind of text.
     """
 
     box: Box
@@ -151,6 +159,7 @@ class Profile:
     draft_pays: bool = False
     acceptance: Acceptance = Acceptance(None, None)
     variants: tuple[VariantResult, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader should know: left out, disturbed
 
     @property
     def draft_path(self) -> Path | None:
@@ -160,32 +169,32 @@ class Profile:
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {"version": VERSION, **_plain(self)}
+        return {"version": VERSION, **plain(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Profile:
         """The profile from `as_dict`. Raises ValueError, KeyError or TypeError where it is none."""
         if values.get("version") != VERSION:
             raise ValueError(f"version {values.get('version')} instead of {VERSION}")
-        profile: Profile = _typed(cls, {k: v for k, v in values.items() if k != "version"})
+        profile: Profile = typed(cls, {k: v for k, v in values.items() if k != "version"})
         return profile
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Dataclasses to dictionaries, tuples to lists."""
     if isinstance(value, CostCurve):
         return value.as_dict()
     if dataclasses.is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return value
 
 
-def _typed(kind: Any, value: Any) -> Any:
-    """The inverse of `_plain`, by the annotations; anything else than they say is an error."""
+def typed(kind: Any, value: Any) -> Any:
+    """The inverse of `plain`, by the annotations; anything else than they say is an error."""
     if kind is CostCurve:
         return CostCurve.from_dict(value)
     if dataclasses.is_dataclass(kind):
@@ -193,14 +202,14 @@ def _typed(kind: Any, value: Any) -> Any:
         unknown = value.keys() - hints.keys()
         if unknown:
             raise ValueError(f"unknown key {min(unknown)!r}")
-        return cast("Any", kind)(**{key: _typed(hints[key], item) for key, item in value.items()})
+        return cast("Any", kind)(**{key: typed(hints[key], item) for key, item in value.items()})
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
-        return tuple(_typed(inner[0], item) for item in value)
+        return tuple(typed(inner[0], item) for item in value)
     if origin is dict:
-        return {str(key): _typed(inner[1], item) for key, item in value.items()}
+        return {str(key): typed(inner[1], item) for key, item in value.items()}
     if inner:  # X | None
-        return None if value is None else _typed(inner[0], value)
+        return None if value is None else typed(inner[0], value)
     if type(value) is not kind and not (kind is float and type(value) is int):
         raise ValueError(f"{value!r} where {kind.__name__} is expected")
     return kind(value)

@@ -1,0 +1,237 @@
+"""Tuning the target: switches that change no result, the cost of its passes, and bit-exactness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from homespec.errors import CannotRunError, OutOfMemoryError, RefusedError
+from homespec.llama.cache_filler import fill
+from homespec.llama.context import Context
+from homespec.llama.devices import num_threads
+from homespec.llama.library import build_features
+from homespec.llama.model import Model
+from homespec.llama.tokenizer import Tokenizer
+from homespec.tuning import agreement
+from homespec.tuning.cost import WIDTHS, CostCurve
+from homespec.tuning.fit import CONTEXT_LENGTH
+from homespec.tuning.invariance import WIDTHS as PROBE_WIDTHS
+from homespec.tuning.invariance import probe_widths
+from homespec.tuning.measure import (
+    Timings,
+    cheapest,
+    choose_threads,
+    contest,
+    disturbance,
+    interleave,
+    opened,
+    points,
+    score,
+    time_pass,
+    time_table,
+)
+from homespec.tuning.notebook import Notebook
+from homespec.tuning.placement import Placement
+from homespec.tuning.profile import Switches, plain, typed
+from homespec.tuning.strict_arm import StrictArm
+from homespec.tuning.texts import SAMPLES
+
+LOSSLESS_CACHES = (("f16", "f16"), ("f16", "bf16"), ("bf16", "bf16"), ("f32", "f32"))
+CONTEST_WIDTHS = (1, 4, 8)
+EXACT_WORTH = 1.05
+"""What width-invariant settings may cost, as ratio to the fastest, to be taken unasked."""
+
+Values = dict[str, Any]
+
+
+def context_lengths(n_ctx_train: int) -> tuple[int, ...]:
+    """Where costs are measured; a little below the multiples of 256 that llama.cpp pads to."""
+    room = n_ctx_train - max(WIDTHS)
+    return tuple(sorted({min(64, room), min(CONTEXT_LENGTH, room // 2), min(2000, room)}))
+
+
+class TargetTuner:
+    """The stages that need the target's weights; they are loaded when the first one runs."""
+
+    def __init__(self, path: Path, placement: Placement, book: Notebook, budget: float) -> None:
+        """budget: seconds for everything, of which each stage takes a share."""
+        self.path, self._placement = path, placement
+        self._book, self._budget = book, budget
+        self._stack = ExitStack()
+
+    @cached_property
+    def model(self) -> Model:
+        """The weights."""
+        self._book.tell(0.0, f"loading {self.path.name}")
+        return self._stack.enter_context(self._placement.load(self.path))
+
+    def close(self) -> None:
+        """Free the weights."""
+        self._stack.close()
+        self.__dict__.pop("model", None)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return context_lengths(self.model.n_ctx_train)
+
+    @property
+    def n_ctx(self) -> int:
+        return self.lengths[-1] + max(WIDTHS)
+
+    # Stage: switches
+
+    def switches(self) -> Values:
+        """The cheapest settings that lose nothing, and what each tried one costs."""
+        length = min(CONTEXT_LENGTH, self.lengths[1])
+        cores = num_threads()
+        tried = [
+            Switches(flash, k, v, cores, cores)
+            for k, v in LOSSLESS_CACHES
+            for flash in ("off", "on")
+        ]
+
+        def ready(switches: Switches, stack: ExitStack) -> Callable[[], Timings]:
+            model = self.model
+            if not switches.repack:
+                model = stack.enter_context(self._placement.load(self.path, repack=False))
+            context = stack.enter_context(opened(model, switches, length + max(WIDTHS)))
+            _require_rollback(context)
+            fill(context, length)
+            time_pass(context, max(CONTEST_WIDTHS))
+            return lambda: {str(n): time_pass(context, n) for n in CONTEST_WIDTHS}
+
+        ranked = contest(tried, ready, 0.12 * self._budget)
+        if not ranked:
+            raise CannotRunError("llama.cpp accepts none of the settings that were tried.")
+        best = cheapest(ranked, tried).switches
+        if "REPACK" in build_features().get("CPU", []):
+            both = [best, replace(best, repack=False)]
+            best = cheapest(contest(both, ready, 0.04 * self._budget), both).switches
+        costs = [{"switches": plain(one.switches), "seconds": one.seconds} for one in ranked]
+        return {"switches": plain(best), "tried": costs}
+
+    def invariant_switches(self, tried: Values) -> Values:
+        """The cheapest width-invariant ones of those within 5 %, else the cheapest of all.
+
+        With what the probe found: {"switches", "invariant", "largest", "slowdown"}.
+        """
+        fastest = tried["tried"][0]["seconds"]
+        chosen = typed(Switches, tried["switches"])
+        near = [
+            (typed(Switches, one["switches"]), one["seconds"] / fastest)
+            for one in tried["tried"]
+            if one["seconds"] <= EXACT_WORTH * fastest
+        ]
+        near = [(replace(one, repack=chosen.repack), ratio) for one, ratio in near]
+        near.sort(key=lambda pair: pair[0] != chosen)
+        first: Values | None = None
+        for number, (switches, ratio) in enumerate(near):
+            self._book.tell(number / len(near), "comparing passes bit by bit")
+            with opened(self.model, switches, 600 + max(WIDTHS)) as context:
+                report = probe_widths(context, (64,), (2, PROBE_WIDTHS[-1]))
+                if report.invariant:
+                    report = probe_widths(context)
+            found = {
+                "switches": plain(switches),
+                "invariant": report.invariant,
+                "largest": report.largest,
+                "slowdown": ratio,
+            }
+            first = first or found
+            if report.invariant:
+                return found
+        if first is None:
+            raise AssertionError("the fastest switches are always near themselves")
+        return first
+
+    def threads(self, switches: Switches) -> Values:
+        """The switches with the best numbers of threads."""
+        length = min(CONTEXT_LENGTH, self.lengths[1])
+        with opened(self.model, switches, length + max(WIDTHS)) as context:
+            fill(context, length)
+            return _plain(choose_threads(context, switches, 8, 0.05 * self._budget))
+
+    # Stage: cost
+
+    def cost(self, switches: Switches) -> Values:
+        """The cost curve, with how much the machine was disturbed."""
+        rounds, seconds = self._book.rounds("target cost"), 0.3 * self._budget
+        with opened(self.model, switches, self.n_ctx) as context:
+            timings = interleave(
+                lambda: time_table(context, self.lengths, WIDTHS),
+                rounds,
+                seconds,
+                self._noted(rounds),
+            )
+        curve = CostCurve.from_points(points(timings))
+        return {"curve": curve.as_dict(), "disturbance": disturbance(rounds)}
+
+    def _noted(self, rounds: list[Timings]) -> Callable[[], None]:
+        def note() -> None:
+            self._book.save()
+            self._book.tell(len(rounds) / (len(rounds) + 2))
+
+        return note
+
+    # Stage: strictly exact settings, in a child process
+
+    def strict(self, switches: Switches, settings: Mapping[str, Any]) -> Values:
+        """What strictly exact settings promise and cost: {"problem"} where they do not run.
+
+        Both processes are timed in turn on the same few widths; the curve is the child's.
+        """
+        exact = replace(switches, **settings)
+        few, length = (1, 2, 4, 8), min(CONTEXT_LENGTH, self.lengths[1])
+        tables: list[Timings] = []
+        ours: list[Timings] = []
+        try:
+            with (
+                StrictArm(self.path, exact, self.n_ctx, self._placement) as arm,
+                opened(self.model, switches, self.n_ctx) as context,
+            ):
+                promise = arm.probe()
+                self._book.tell(0.3)
+
+                def both() -> Timings:
+                    tables.append(arm.table(self.lengths, WIDTHS))
+                    ours.append(time_table(context, (length,), few))
+                    return tables[-1]
+
+                timings = interleave(both, [], 0.12 * self._budget)
+        except (CannotRunError, OutOfMemoryError) as exc:
+            return {"problem": exc.message}
+        theirs = [{key: table[key] for key in ours[0]} for table in tables]
+        promise = replace(promise, slowdown=score(theirs) / score(ours))
+        curve = CostCurve.from_points(points(timings))
+        return {"promise": plain(promise), "curve": curve.as_dict()}
+
+    # Stage: texts
+
+    def readings(self, switches: Switches, token_seconds: float) -> list[Values]:
+        """What the target says on the sample texts; slow machines read less of each."""
+        seconds = 0.2 * self._budget
+        # Half of the samples are written token by token; prompts and the others are read faster.
+        tokens = int(seconds / (len(SAMPLES) * 1.2 * token_seconds))
+        tokens = max(16, min(128, tokens))
+        n_ctx = min(self.model.n_ctx_train, 1024)
+        with opened(self.model, switches, n_ctx, max_rows=agreement.ROWS) as context:
+            tokenizer = Tokenizer(self.model)
+            found = agreement.read_samples(context, tokenizer, tokens, self._book.tell)
+        return [reading.as_dict() for reading in found]
+
+
+def _plain(value: Any) -> Values:
+    values: Values = plain(value)
+    return values
+
+
+def _require_rollback(context: Context) -> None:
+    if not context.can_truncate:
+        raise RefusedError(
+            f"{context.model.path.name} cannot take tokens back, so nothing can be drafted for it.",
+            hint="It is decoded plainly: there is nothing to tune.",
+        )
