@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,8 +21,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from homespec.decoding.stats import GenerationStats
-from homespec.doctor import Diagnosis
+if TYPE_CHECKING:  # an error is told without numpy
+    from homespec.decoding.stats import GenerationStats
+    from homespec.doctor import Diagnosis
 
 # Everything a terminal might obey, but newline and tab: C0, DEL, C1.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -122,13 +122,16 @@ def set_up(name: Name | None, settings: Settings, guide: Guide) -> Outcome | Non
 def suggest(entries: Sequence[Entry], machine: Machine, num_cores: int) -> list[Pair]:
     """The pairs that would do well on a machine, the best first; the starter is the last resort.
 
-    The largest class of memory first; within a class what was seen running, then as listed.
+    What was seen running first, the largest class of memory first, then as listed.
     """
-    most = min(_BYTES_PER_CORE * num_cores, _MOST_BYTES) / _LEAST_TOKENS_PER_SECOND
+    by_cores = min(_BYTES_PER_CORE * num_cores, _MOST_BYTES) / _LEAST_TOKENS_PER_SECOND
+    # An integrated GPU reads the same slow memory as the cores do.
+    devices = [device for device in machine.offload_devices if device.kind == "gpu"]
+    on_devices = 0.8 * sum(device.free_bytes for device in devices)
 
     def is_quick(pair: Pair) -> bool:
-        rough = 0.6e9 * (pair.min_memory_gb or 0)
-        return bool(machine.offload_devices) or (pair.target.size_bytes or rough) <= most
+        rough = 0.8e9 * (pair.min_memory_gb or 0)
+        return (pair.target.size_bytes or rough) <= max(by_cores, on_devices)
 
     good = [
         entry.pair
@@ -140,7 +143,7 @@ def suggest(entries: Sequence[Entry], machine: Machine, num_cores: int) -> list[
         # nobody shall be led into a licence that forbids a use
         and "non-commercial" not in (entry.pair.target.licence or "")
     ]
-    good.sort(key=lambda pair: (-(pair.min_memory_gb or 0), not pair.seen))
+    good.sort(key=lambda pair: (not pair.seen, -(pair.min_memory_gb or 0)))
     return good + [entry.pair for entry in entries if entry.pair.name == STARTER]
 
 

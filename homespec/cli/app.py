@@ -77,8 +77,9 @@ def main() -> NoReturn:
         print_error(exc.message, exc.hint)
         code = exc.exit_code
     except (KeyboardInterrupt, click.Abort, EOFError) as exc:
-        if exc.args:  # what becomes of work half done
-            print_note(str(exc))
+        cause = exc.__cause__ or exc  # click makes an Abort of it
+        if isinstance(cause, KeyboardInterrupt) and cause.args:  # what becomes of work half done
+            print_note(str(cause))
         code = INTERRUPTED
     except BrokenPipeError:
         # The reader left (`| head`): nothing is left to say, not even at interpreter exit.

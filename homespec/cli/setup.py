@@ -99,6 +99,9 @@ class _Guide:
     def agrees(self, pair: Pair, download_bytes: int) -> bool:
         """Name the files and ask."""
         self._stand_still()
+        about = (f"Licence: {pair.target.licence}" if pair.target.licence else "", pair.notes)
+        if any(about):
+            print_note(". ".join(text.rstrip(".") for text in about if text) + ".")
         do = f"Download {human(download_bytes)}, try" if download_bytes else "Try"
         draft = f" with {pair.draft.name}" if pair.draft else ""
         proposal = f"{do} {pair.name}{draft} and make it the default"

@@ -115,7 +115,8 @@ def human(num_bytes: int) -> str:
     """A size for people: 98.4 MB, 4.92 GB."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
-            return f"{num_bytes / scale:.3g} {unit}"
+            number = num_bytes / scale
+            return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"
     return f"{num_bytes} bytes"
 
 
