@@ -30,6 +30,7 @@ FLOORS = {
     "selftest": 5,
     "doctor": 6,
     "trial": 6,
+    "tune": 6,
     "setup": 6.5,  # runs doctor and trial
     "console": 7,
     "cli": 7,

@@ -62,7 +62,7 @@ class TuneParams:
     what takes minutes. fresh: measure anew what an interrupted run has measured.
     """
 
-    strict: Mapping[str, Any]
+    strict: Mapping[str, Any] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
     budget_seconds: float = BUDGET_SECONDS
     thorough: bool = False
@@ -79,6 +79,20 @@ def tune(
     """
     box = this_box()
     book = _notebook(target, draft, box, params, progress)
+    try:
+        profile = _measure(target, draft, params, box, book)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "Interrupted. What is measured stays; the same command goes on from there."
+        ) from None
+    save_profile(profile, target, draft)
+    book.discard()
+    return profile
+
+
+def _measure(
+    target: Path, draft: Path | None, params: TuneParams, box: Box, book: Notebook
+) -> Profile:
     tuner = TargetTuner(target, params.placement, book, params.budget_seconds)
     try:
         found = _tune_target(tuner, book, params)
@@ -95,7 +109,7 @@ def tune(
         found |= _tune_draft(draft, texts, found, book, params)
     rates = match_rates([(text.tokens, text.start) for text in texts])
     acceptance = Acceptance(found.pop("greedy", None), found.pop("sampled", None), rates)
-    profile = Profile(
+    return Profile(
         box=box,
         target=_identified(target),
         draft=_identified(draft) if draft else None,
@@ -104,9 +118,6 @@ def tune(
         acceptance=acceptance,
         **{**found, "notes": tuple(found["notes"])},
     )
-    save_profile(profile, target, draft)
-    book.discard()
-    return profile
 
 
 def _notebook(

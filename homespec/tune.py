@@ -1,0 +1,73 @@
+"""Tunes the pair that somebody means: found, checked and placed as the engine would do it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from homespec.engine import STRICT_EXACT, LoadParams
+from homespec.errors import HomespecError, IncompatiblePairError
+from homespec.models import sources
+from homespec.models.catalog import Pair
+from homespec.models.gguf_header import Header
+from homespec.models.pairs import missing_parts
+from homespec.models.text_model import require_text_model
+from homespec.models.tokenizer_check import check_tokenizers
+from homespec.planning import local_header, plan_for, request_for
+from homespec.tuning.notebook import Progress
+from homespec.tuning.placement import Placement
+from homespec.tuning.profile import Profile, load_profile
+from homespec.tuning.tune import TuneParams, tune
+
+
+def tune_pair(
+    target: Path,
+    draft: Path | None,
+    params: TuneParams | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure a pair where the memory plan puts it, and keep the profile.
+
+    Raises as the engine's load, and as `homespec.tuning.tune.tune`.
+    """
+    header = _header(target)
+    drafts = []
+    if draft is not None:
+        drafts = [_header(draft)]
+        compatibility = check_tokenizers(header, drafts[0])
+        if compatibility.verdict == "incompatible":
+            raise IncompatiblePairError(
+                f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
+                hint="Choose a draft of the same model family, or tune the target alone.",
+            )
+    plan = plan_for(header, drafts, request_for(LoadParams()))
+    chosen = plan.load_options()
+    placement = Placement(
+        gpu_layers=chosen["gpu_layers"],
+        draft_gpu_layers=chosen.get("draft_gpu_layers", 0),
+        draft_devices=chosen.get("draft_devices"),
+    )
+    params = replace(params or TuneParams(), strict=STRICT_EXACT, placement=placement)
+    return tune(target, draft if plan.draft else None, params, progress)
+
+
+def profile_of(pair: Pair) -> Profile:
+    """The profile of a pair that is on this machine. Raises HomespecError where none holds."""
+    reason = "it is not downloaded"
+    if not missing_parts(pair):
+        paths = [sources.locate(file.source) for file in (pair.target, pair.draft) if file]
+        target, draft = (*paths, None)[:2]
+        if target is not None:
+            profile, reason = load_profile(target, draft)
+            if profile is not None:
+                return profile
+    raise HomespecError(
+        f"There is no profile of {pair.name} that holds: {reason}.",
+        hint="Measure it: homespec tune",
+    )
+
+
+def _header(path: Path) -> Header:
+    header = local_header(path)
+    require_text_model(header)
+    return header
