@@ -10,16 +10,18 @@ import logging
 import os
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+from homespec import tuned
 from homespec.decoding.sampling import MAX_SEED, SamplingParams
 from homespec.decoding.speculative import SpeculativeDecoder
 from homespec.decoding.text import TextStream
 from homespec.drafters.adaptive import Learned, Priors
-from homespec.errors import IncompatiblePairError, UsageError
+from homespec.errors import IncompatiblePairError, LibraryError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams, Generation, Result
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
@@ -36,6 +38,7 @@ from homespec.models.text_model import require_text_model
 from homespec.models.tokenizer_check import Compatibility, check_tokenizers
 from homespec.planning import local_header, plan_for, request_for
 from homespec.speculation import Pairing, build
+from homespec.tuning.profile import Profile, load_profile
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +65,8 @@ class LoadParams:
     keep the weights in its fastest layout. strict_exact: take the target settings under which its
     logits are the same bits at every width of a pass, so that greedy text, and seeded text under
     the match rule, is the very text of plain decoding. reserve_bytes: memory left to the rest of
-    the machine, None for the larger of 1 GiB and a tenth.
+    the machine, None for the larger of 1 GiB and a tenth. tuned: take what `homespec tune` found
+    for this box and pair, for settings that are left at their defaults.
     """
 
     n_ctx: int = 4096
@@ -84,6 +88,7 @@ class LoadParams:
     repack: bool = True
     strict_exact: bool = False
     reserve_bytes: int | None = None
+    tuned: bool = True
     max_draft_depth: int = MAX_DRAFT_DEPTH
 
 
@@ -102,6 +107,10 @@ class Engine:
         Raises UsageError, ModelError, IncompatiblePairError, OutOfMemoryError, LibraryError.
         """
         params = params or LoadParams()
+        self.profile, _ = load_profile(target, draft) if params.tuned else (None, "")
+        if self.profile is not None:
+            params = _with_profile(params, self.profile)
+            draft = self.profile.draft_path or draft
         if params.strict_exact:
             use_exact_kernels()
             params = replace(params, **STRICT_EXACT)
@@ -132,6 +141,8 @@ class Engine:
             raise
 
     def _priors(self) -> Priors:
+        if self.profile is not None:
+            return tuned.priors(self.profile)
         if self.draft_context is None:
             return Priors()
         return Priors(size_ratio=self.draft_context.model.size_bytes / self.model.size_bytes)
@@ -327,6 +338,21 @@ def _readable(path: Path) -> Header:
     header = local_header(path)
     require_text_model(header)
     return header
+
+
+def _with_profile(params: LoadParams, profile: Profile) -> LoadParams:
+    """The measured settings in the place of defaults; what was asked for stays."""
+    default = LoadParams()
+    measured = {
+        name: value
+        for name, value in tuned.load_options(profile).items()
+        if getattr(params, name) == getattr(default, name)
+    }
+    if profile.strict_by_default and not params.strict_exact:
+        with suppress(LibraryError):  # too late in this process: then it is the fast settings
+            use_exact_kernels()
+            measured["strict_exact"] = True
+    return replace(params, **measured)
 
 
 def _generate_params(options: dict[str, Any]) -> GenerateParams:

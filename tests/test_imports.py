@@ -19,6 +19,7 @@ FLOORS = {
     "tuning": 3,
     "generation": 3,
     "speculation": 4,
+    "tuned": 4,
     "planning": 3,
     "engine": 5,
     "checking": 5,
