@@ -1,4 +1,4 @@
-"""The pairs of the catalogue: which fit this machine, which are here, and how they go away."""
+"""The pairs of the catalogue: which fit this machine, which are here."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from homespec.errors import HomespecError, LibraryError, NetworkError, UsageError
+from homespec.errors import HomespecError, LibraryError, UsageError
 from homespec.models import sources
-from homespec.models.catalog import Catalog, ModelFile, Pair, load_catalog
-from homespec.models.default_pair import forget_default, load_default
+from homespec.models.catalog import ModelFile, Pair, load_catalog
+from homespec.models.default_pair import load_default
 from homespec.models.fitting import PlanRequest, Use, tightest, uses
 from homespec.models.machine import Machine, read_machine
 from homespec.models.memory_estimate import RAM, MemoryParts
 from homespec.models.memory_plan import propose
-from homespec.models.pairs import Name, find_pair, missing_parts
+from homespec.models.pairs import Name, missing_parts
 from homespec.models.plan_words import size
-from homespec.models.references import LocalFile
 from homespec.planning import local_header, this_machine
 
 # A file whose header is not at hand: what models of 0.1 to 14 billion weights take at a context
@@ -94,7 +93,7 @@ def list_pairs(catalog: Name | None = None, machine: Machine | None = None) -> l
             _downloaded(pair),
             default is not None and _same(pair, default),
         )
-        for pair in _catalog(catalog).pairs.values()
+        for pair in load_catalog(catalog).pairs.values()
     ]
 
 
@@ -163,85 +162,13 @@ def _lacking(needed: int, machine: Machine, request: PlanRequest) -> Use | None:
     return min(lacking, key=lambda use: use.missing_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """What `remove` is about to delete, and what it leaves because another pair needs it.
-
-    kept: files of the pair, each with the pair that uses it.
-    """
-
-    files: tuple[ModelFile, ...]
-    freed_bytes: int
-    kept: tuple[tuple[ModelFile, str], ...]
-    ends_default: bool
-
-
-def plan_removal(
-    name: Name, *, catalog: Name | None = None, offline: bool = False
-) -> tuple[Pair, Removal]:
-    """The pair that is meant, and what of it can go; raises UsageError for files of the user's.
-
-    A draft stays where the target of another pair that uses it is here.
-    """
-    pair = find_pair(name, catalog=catalog, offline=offline)
-    if isinstance(pair.target.source, LocalFile):
-        raise UsageError(
-            f"{pair.target.source.path} was not downloaded by homespec, so it is not removed."
-        )
-    others = [other for other in _catalog(catalog).pairs.values() if other.name != pair.name]
-    files, kept = [pair.target], []
-    for draft in pair.drafts:
-        user = next((other for other in others if _needs(other, draft)), None)
-        if user:
-            kept.append((draft, user.name))
-        elif not isinstance(draft.source, LocalFile):
-            files.append(draft)
-    there = tuple(one for one in files if sources.locate(one.source) or _held_bytes(one))
-    freed = sum(_held_bytes(file) for file in there)
-    return pair, Removal(there, freed, tuple(kept), _ends_default(there))
-
-
-def remove(removal: Removal) -> None:
-    """Delete the files; a default that loses one of them is none any more."""
-    for file in removal.files:
-        sources.remove(file.source)
-    if removal.ends_default:
-        forget_default()
-
-
-def local_path(
-    name: Name | None, *, draft: bool = False, catalog: Name | None = None
-) -> Path | None:
-    """Where the target (or the preferred draft) of a pair lies, None where it is not here.
-
-    Asks no network. Raises UsageError where a draft is asked for and there is none.
-    """
-    try:
-        pair = find_pair(name, catalog=catalog, offline=True)
-    except NetworkError:  # the hub would have to be asked what is meant
-        return None
-    if not draft:
-        return sources.locate(pair.target.source)
-    if pair.draft is None:
-        raise UsageError(f"{pair.name} has no draft.", hint="Leave out --draft for its target.")
-    return sources.locate(pair.draft.source)
-
-
-def _catalog(catalog: Name | None) -> Catalog:
-    return load_catalog(Path(catalog) if catalog is not None else None)
-
-
 def _downloaded(pair: Pair) -> Literal["yes", "target", "partly", "no"]:
     if not missing_parts(pair):
         return "yes"
     if sources.locate(pair.target.source):
         return "target"
-    files = (pair.target, pair.draft)
-    return "partly" if any(_held_bytes(file) for file in files if file) else "no"
-
-
-def _held_bytes(file: ModelFile) -> int:
-    return sources.removable_bytes(file.source)
+    files = [file.source for file in (pair.target, pair.draft) if file]
+    return "partly" if any(sources.removable_bytes(file) for file in files) else "no"
 
 
 def _paths(pair: Pair) -> list[Path]:
@@ -251,22 +178,6 @@ def _paths(pair: Pair) -> list[Path]:
 
 def _same(one: Pair, other: Pair) -> bool:
     return one.name == other.name and one.target.source == other.target.source
-
-
-def _needs(pair: Pair, file: ModelFile) -> bool:
-    """Whether a pair that is here uses this file."""
-    used = [one.source for one in (pair.target, *pair.drafts)]
-    return file.source in used and sources.locate(pair.target.source) is not None
-
-
-def _ends_default(files: tuple[ModelFile, ...]) -> bool:
-    default = None
-    with contextlib.suppress(UsageError):
-        default = load_default()
-    if default is None:
-        return False
-    going = {sources.locate(file.source) for file in files} - {None}
-    return any(sources.locate(file.source) in going for file in (default.target, *default.drafts))
 
 
 def _file_as_dict(file: ModelFile) -> dict[str, Any]:

@@ -143,7 +143,6 @@ def test_a_pair_comes_is_found_and_goes(home: Home) -> None:
     assert draft.read_bytes() == home.helper.path.read_bytes()
     assert home.path("small-pair") == target
     assert home.path("small-pair", "--draft") == draft
-    assert home.path("hf:user/small@main/small-Q4_K_M.gguf") == target
 
     again = home.run("pull", "small-pair")
     assert again.stdout == pulled.stdout
@@ -243,7 +242,6 @@ def test_the_list_says_what_fits_and_what_is_here(home: Home) -> None:
         (["pull", "huge-pair"], 4, "needs 999000 GB"),
         (["pull", "user/small:Q8_0"], 2, "There are: Q4_K_M"),
         (["pull", "user/none"], 4, "does not exist"),
-        (["pull", "-hf"], 2, "No such option"),
         (["pull", "small-pair", "--offline"], 4, "offline mode"),
         (["pull", "nowhere.gguf"], 2, "no file"),
         (["path", "starter", "--draft"], 2, "no draft"),
@@ -395,7 +393,6 @@ def test_without_a_network_the_starter_is_set_up(home: Home) -> None:
     [
         (["no-such-pair"], 2, "no pair no-such-pair"),
         (["user/none"], 4, "does not exist"),
-        (["served.txt"], 2, "no pair"),
         (["./text.gguf"], 3, "not a GGUF"),
     ],
 )

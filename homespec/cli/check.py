@@ -9,6 +9,7 @@ import click
 
 from homespec.checking import check
 from homespec.cli import options
+from homespec.cli.catalog_options import catalog_options
 from homespec.cli.sizes import reserve_option
 from homespec.cli.tables import print_report
 from homespec.console import load_bars
@@ -21,7 +22,7 @@ REFUSED = 3
 @click.command("check")
 @click.argument("target", required=False)
 @click.argument("draft", required=False)
-@options.catalog_options
+@catalog_options
 @options.load_options
 @reserve_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from homespec.cli import options
+from homespec.cli.catalog_options import catalog_options
 from homespec.console import load_bars, print_diagnosis, print_error
 from homespec.doctor import diagnose
 from homespec.engine import STRICT_EXACT
@@ -17,7 +18,7 @@ from homespec.models.pairs import fetch_pair, find_pair
 
 @click.command("doctor")
 @click.option("-m", "--model", metavar="MODEL", help="Try this model (default: generate's).")
-@options.catalog_options
+@catalog_options
 @click.option("-t", "--threads", type=click.IntRange(0), default=0)
 @options.cache_options
 @click.option("--strict-exact", is_flag=True, help="Try the settings of --strict-exact.")

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homespec.cli import options
+from homespec.cli.catalog_options import catalog_option
 from homespec.console import printable
 from homespec.models.files import human
 from homespec.shelf import Entry, list_pairs
@@ -24,7 +25,7 @@ _WIDE = 200  # into a pipe: a line a pair, for grep
 
 
 @click.command("models")
-@options.catalog_option
+@catalog_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(catalog: Path | None, as_json: bool) -> None:
     """List the pairs of the catalogue: what fits this machine, what is downloaded."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from homespec.cli.catalog_options import catalog_options
 from homespec.decoding.sampling import SamplingParams
 from homespec.errors import UsageError
 from homespec.generation import DEPTHS, DRAFT_SAMPLING, MAX_DRAFT_DEPTH, SPEC_TYPES
@@ -48,24 +49,6 @@ def _numbers(*rows: tuple[tuple[str, ...], type, Any, str]) -> list[Decorator[An
 _CACHE = click.Choice(list(CACHE_TYPES))
 _FLASH = click.Choice(["on", "off", "auto"])
 _DEFAULTS = SamplingParams()
-
-catalog_option: Decorator[Any] = click.option(
-    "--catalog",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    envvar="HOMESPEC_CATALOG",
-    help="More pairs, in the form of models.yaml.",
-)
-
-catalog_options = _together(
-    catalog_option,
-    click.option(
-        "--offline",
-        is_flag=True,
-        envvar="HOMESPEC_OFFLINE",
-        help="Use what is on this machine; download nothing.",
-    ),
-)
 
 model_options = _together(
     click.option(

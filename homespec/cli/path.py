@@ -7,15 +7,15 @@ from pathlib import Path
 
 import click
 
-from homespec.cli import options
+from homespec.cli.catalog_options import catalog_option
 from homespec.errors import HomespecError
-from homespec.shelf import local_path
+from homespec.models.pairs import local_path
 
 
 @click.command("path")
 @click.argument("name", metavar="[NAME|SOURCE|USER/REPO[:QUANT]]", required=False)
 @click.option("--draft", is_flag=True, help="The draft's path instead of the target's.")
-@options.catalog_option
+@catalog_option
 def command(name: str | None, draft: bool, catalog: Path | None) -> None:
     """Print the path of a downloaded target: that of the default pair where none is named.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from homespec.cli import options
+from homespec.cli.catalog_options import catalog_options
 from homespec.console import load_bars, print_note
 from homespec.models import sources
 from homespec.models.catalog import ModelFile
@@ -16,7 +16,7 @@ from homespec.models.pairs import fetch_pair, find_pair, missing_parts
 
 @click.command("pull")
 @click.argument("name", metavar="NAME|SOURCE|USER/REPO[:QUANT]")
-@options.catalog_options
+@catalog_options
 def command(name: str, catalog: Path | None, offline: bool) -> None:
     """Download a pair of the catalogue, both files, or a single model.
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from homespec import shelf
-from homespec.cli import options
 from homespec.cli.asking import confirmed
+from homespec.cli.catalog_options import catalog_options
 from homespec.console import print_note
 from homespec.models.files import human
+from homespec.models.removal import plan_removal, remove
 
 DECLINED = 1
 
@@ -18,13 +18,13 @@ DECLINED = 1
 @click.command("remove")
 @click.argument("name", metavar="NAME|SOURCE|USER/REPO[:QUANT]")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@options.catalog_options
+@catalog_options
 def command(name: str, yes: bool, catalog: Path | None, offline: bool) -> None:
     """Delete the downloaded files of a pair, an unfinished download included.
 
     A draft that another downloaded pair uses stays. Files of your own are never deleted.
     """
-    pair, removal = shelf.plan_removal(name, catalog=catalog, offline=offline)
+    pair, removal = plan_removal(name, catalog=catalog, offline=offline)
     for file, user in removal.kept:
         print_note(f"{file.name} stays: {user} uses it.")
     if not removal.files:
@@ -35,7 +35,7 @@ def command(name: str, yes: bool, catalog: Path | None, offline: bool) -> None:
     if not yes and not confirmed(f"Delete {names} ({freed})?", default=False):
         print_note("Nothing was deleted.")
         click.get_current_context().exit(DECLINED)
-    shelf.remove(removal)
+    remove(removal)
     print_note(f"Deleted {names}: {freed} freed.")
     if removal.ends_default:
         print_note("It was the default; `homespec setup` chooses another.")

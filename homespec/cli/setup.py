@@ -10,6 +10,7 @@ import click
 from homespec.checking import Report
 from homespec.cli import options
 from homespec.cli.asking import confirmed
+from homespec.cli.catalog_options import catalog_options
 from homespec.cli.tables import print_plan
 from homespec.console import LoadBars, load_bars, print_note, printable, stderr
 from homespec.models.catalog import Pair
@@ -31,7 +32,7 @@ DECLINED = 1
     show_default=True,
     help="Context to plan for, in tokens; 0 for as much of the model's own as fits.",
 )
-@options.catalog_options
+@catalog_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(pair: str | None, yes: bool, ctx_size: int, as_json: bool, **where: Any) -> None:
     """Choose the best pair for this machine, or take PAIR, and make it the default.

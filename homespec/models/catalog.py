@@ -14,6 +14,7 @@ The catalogue that ships with homespec comes first, then the user's own, then th
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -98,14 +99,14 @@ class Catalog:
         )
 
 
-def load_catalog(extra: Path | None = None) -> Catalog:
+def load_catalog(extra: str | os.PathLike[str] | None = None) -> Catalog:
     """The shipped catalogue, the user's own, and the file `extra`, joined."""
     catalog = _read(_shipped_path(), Catalog({}, {}))
     own = paths.config_dir() / "models.yaml"
     if own.is_file():
         catalog = _read(own, catalog)
     if extra is not None:
-        catalog = _read(extra, catalog)
+        catalog = _read(Path(extra), catalog)
     return catalog
 
 

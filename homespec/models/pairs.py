@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from homespec.errors import NetworkError, UsageError
 from homespec.models import quants, sources
 from homespec.models.catalog import Catalog, ModelFile, Pair, load_catalog
 from homespec.models.default_pair import load_default
@@ -37,7 +38,7 @@ def find_pair(
     its drafts along; `draft`, named in the same ways, stands in for them. catalog: a file of more
     pairs. Raises UsageError for what names nothing, NetworkError where the hub does not answer.
     """
-    known = load_catalog(Path(catalog) if catalog is not None else None)
+    known = load_catalog(catalog)
     pair = _default(known) if target is None else _find(target, known, offline)
     if draft is not None:
         pair = replace(pair, drafts=(_find(draft, known, offline).target,))
@@ -94,6 +95,24 @@ def fetch_pair(
             "Interrupted. What has come stays; the same command goes on from there."
         ) from None
     return target, draft[0] if draft else None
+
+
+def local_path(
+    name: Name | None, *, draft: bool = False, catalog: Name | None = None
+) -> Path | None:
+    """Where the target (or the preferred draft) of a pair lies, None where it is not here.
+
+    Asks no network. Raises UsageError where a draft is asked for and there is none.
+    """
+    try:
+        pair = find_pair(name, catalog=catalog, offline=True)
+    except NetworkError:  # the hub would have to be asked what is meant
+        return None
+    if not draft:
+        return sources.locate(pair.target.source)
+    if pair.draft is None:
+        raise UsageError(f"{pair.name} has no draft.", hint="Leave out --draft for its target.")
+    return sources.locate(pair.draft.source)
 
 
 def missing_parts(pair: Pair) -> list[sources.Source]:
