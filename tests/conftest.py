@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from homespec.models.catalog import load_catalog
 
 from tests.tiny_gguf import write_tiny_gguf
 
+# A shell starts its background jobs deaf to Ctrl-C, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 use_exact_kernels()  # for the whole session: llama.cpp reads the switch once
 
 
