@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Tokens a pass that are measured for a target."""
+
+Row = tuple[float, ...]
+_Grid = tuple[tuple[int, ...], tuple[int, ...], tuple[Row, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class CostCurve:
 
     context_lengths: tuple[int, ...]
     widths: tuple[int, ...]
-    table: tuple[tuple[float, ...], ...]
+    table: tuple[Row, ...]
+    _grid: _Grid = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for axis in (self.context_lengths, self.widths):
@@ -41,6 +45,7 @@ class CostCurve:
             raise ValueError("a cost curve needs a value for each width")
         if not all(0 < value < math.inf for row in self.table for value in row):
             raise ValueError("a pass takes more than no time, and ends")
+        object.__setattr__(self, "_grid", _extended(self.context_lengths, self.widths, self.table))
 
     @classmethod
     def from_points(cls, points: Mapping[tuple[int, int], float]) -> CostCurve:
@@ -57,7 +62,8 @@ class CostCurve:
         rows = [isotonic([points[length, width] for width in widths]) for length in lengths]
         # Isotonic regression keeps order among its inputs, so the rows stay monotone.
         columns = [isotonic(column) for column in zip(*rows, strict=True)]
-        return cls(lengths, widths, tuple(zip(*columns, strict=True)))
+        table = [[float(f"{value:.4g}") for value in row] for row in zip(*columns, strict=True)]
+        return cls(lengths, widths, tuple(map(tuple, table)))
 
     def seconds(self, num_tokens: int, context_length: int) -> float:
         """Seconds of a pass over `num_tokens` with `context_length` tokens in the cache.
@@ -65,19 +71,20 @@ class CostCurve:
         Past the measured widths and lengths the last slope goes on; below them the first value
         stands.
         """
-        low, share = _place(self.context_lengths, context_length)
-        first = _along(self.widths, self.table[low], num_tokens)
-        if share == 0:
-            return first
-        second = _along(self.widths, self.table[low + 1], num_tokens)
-        return first + share * (second - first)
+        lengths, widths, table = self._grid
+        row, down = _place(lengths, context_length)
+        column, along = _place(widths, num_tokens)
+        upper, lower = table[row], table[row + 1]
+        first = upper[column] + along * (upper[column + 1] - upper[column])
+        second = lower[column] + along * (lower[column + 1] - lower[column])
+        return first + down * (second - first)
 
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
             "context_lengths": list(self.context_lengths),
             "widths": list(self.widths),
-            "seconds": [[round(value, 7) for value in row] for row in self.table],
+            "seconds": [list(row) for row in self.table],
         }
 
     @classmethod
@@ -102,14 +109,28 @@ def isotonic(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(total / count for total, count in blocks for _ in range(count))
 
 
-def _place(axis: tuple[int, ...], value: float) -> tuple[int, float]:
+def _place(axis: Sequence[int], value: float) -> tuple[int, float]:
     """(i, share): `value` lies `share` of the way from axis[i] to axis[i + 1]; past the end > 1."""
-    if value <= axis[0] or len(axis) == 1:
+    if value <= axis[0]:
         return 0, 0.0
     low = min(bisect_right(axis, value) - 1, len(axis) - 2)
     return low, (value - axis[low]) / (axis[low + 1] - axis[low])
 
 
-def _along(axis: tuple[int, ...], values: tuple[float, ...], value: float) -> float:
-    low, share = _place(axis, value)
-    return values[low] if share == 0 else values[low] + share * (values[low + 1] - values[low])
+def _extended(lengths: Sequence[int], widths: Sequence[int], table: Sequence[Row]) -> _Grid:
+    """The table with a point more along both axes, for what lies past its ends."""
+    rows = [*table, _next(table)]
+    columns = list(zip(*rows, strict=True))
+    columns.append(_next(columns))
+    return _longer(lengths), _longer(widths), tuple(zip(*columns, strict=True))
+
+
+def _longer(axis: Sequence[int]) -> tuple[int, ...]:
+    return (*axis, 2 * axis[-1] - axis[-2] if len(axis) > 1 else axis[-1] + 1)
+
+
+def _next(rows: Sequence[Row]) -> Row:
+    """A row that follows with the slope of the last two, kept rising along the row itself."""
+    steps = [high - low for low, high in zip(rows[-2], rows[-1], strict=True)] if rows[1:] else []
+    rising = accumulate(steps or [0.0] * len(rows[-1]), max)
+    return tuple(value + step for value, step in zip(rows[-1], rising, strict=True))
