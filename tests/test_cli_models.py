@@ -339,7 +339,10 @@ def test_setup_ends_with_a_tried_default(home: Home) -> None:
     assert trial["drafting"] == "draft_model"
     assert trial["num_prompts"] == 4
     assert trial["plain_tokens_per_second"] > 0
-    assert trial["mean_acceptance_length"] >= 1
+    assert trial["acceptance_rate"] > 0.3  # nearly the target itself
+    assert trial["mean_acceptance_length"] == pytest.approx(
+        1 + 3 * trial["acceptance_rate"], rel=0.2
+    )
     # The draft is kept where it paid, and only there.
     kept = trial["num_drafted"] and trial["acceptance_rate"] >= 0.05 and trial["speed_ratio"] >= 1
     assert (found["draft"] is not None) == bool(kept) == (trial["objection"] is None)
@@ -371,7 +374,7 @@ def test_setup_of_a_single_model_tells_of_a_draft_that_does_not_fit(home: Home) 
     done = home.run("setup", "odd-pair", "--yes")
     assert done.returncode == 0, done.stderr
     assert "foreign cannot draft for small" in done.stderr
-    assert "x; acceptance length" in done.stdout
+    assert "acceptance length" in done.stdout
     assert home.default["drafts"] == []
     assert home.default["target"]["sha256"] == home.small.sha256
 
@@ -463,7 +466,7 @@ def test_a_draft_is_judged_by_what_it_did() -> None:
     assert trial().speed_ratio == pytest.approx(1.3)
     assert "2%" in str(trial(acceptance_rate=0.02).objection)
     assert "0.90 x plain" in str(trial(tokens_per_second=9.0).objection)
-    assert "never" in str(trial(num_drafted=0, acceptance_rate=0.0).objection)
+    assert "cost more" in str(trial(num_drafted=0).objection)
     assert trial(plain_tokens_per_second=0.0).objection is not None
 
 

@@ -114,11 +114,12 @@ class _Guide:
 
 def _print(outcome: Outcome) -> None:
     trial, pair = outcome.trial, outcome.pair
+    always = "Always drafting: " if trial.drafting == "draft_model" else "Of the drafts: "
     click.echo(
         f"Tried on {trial.num_prompts} prompts: {trial.tokens_per_second:.1f} tok/s speculative, "
-        f"{trial.plain_tokens_per_second:.1f} plain, {trial.speed_ratio:.2f} x; "
-        f"acceptance length {trial.mean_acceptance_length:.2f}, "
-        f"{trial.acceptance_rate:.0%} of what was drafted accepted."
+        f"{trial.plain_tokens_per_second:.1f} plain, {trial.speed_ratio:.2f} x. "
+        f"{always}{trial.acceptance_rate:.0%} accepted, acceptance length "
+        f"{trial.mean_acceptance_length:.2f}."
     )
     drafts = pair.draft.name if pair.draft else "n-grams"
     click.echo(
