@@ -29,6 +29,7 @@ Rows that no block of 256 weights fits (K-quants) get a type with blocks of 32 i
 tensor: Q4_K becomes Q5_0.
 """
 
+_DONE = re.compile(r"(\d+)/(\d+)")
 _PROGRESS = re.compile(r"\[ *(\d+)/ *(\d+)\]")
 
 
@@ -57,19 +58,21 @@ def quantize(
 
 def _run(arguments: list[str], progress: Callable[[float], None] | None) -> None:
     command = [sys.executable, "-m", "homespec.llama.quantizer", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as child:
+    said = ""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:
         try:
             for line in child.stdout or ():
-                done, _, total = line.partition("/")
-                if progress and total:
-                    progress(int(done) / int(total))
-            problem = (child.stderr.read() if child.stderr else "").strip().splitlines()
+                done = _DONE.fullmatch(line.strip())
+                said = said if done else line.strip()
+                if progress and done:
+                    progress(int(done[1]) / int(done[2]))
         except BaseException:
             child.kill()
             raise
     if child.returncode:
-        raise _error(Path(arguments[0]).name, child.returncode, problem[-1] if problem else "")
+        raise _error(Path(arguments[0]).name, child.returncode, said)
 
 
 def _error(name: str, code: int, problem: str) -> Exception:
