@@ -236,7 +236,7 @@ def test_rounds_go_on_where_they_were_and_stop_in_time() -> None:
 
     def arm() -> dict[str, float]:
         time.sleep(0.02)
-        return {"a": 2.0, "b": 4.0}
+        return {"a": 2.0 + len(rounds), "b": 4.0}
 
     found = interleave(arm, rounds, 0.05, lambda: noted.append(len(rounds)))
     assert 1 < len(rounds) < MAX_ROUNDS
@@ -244,6 +244,13 @@ def test_rounds_go_on_where_they_were_and_stop_in_time() -> None:
     assert found == medians(rounds)
     assert interleave(arm, full := [{"a": 1.0}] * MAX_ROUNDS, 99) == {"a": 1.0}
     assert len(full) == MAX_ROUNDS
+
+
+def test_a_few_rounds_that_agree_are_enough() -> None:
+    rounds: list[dict[str, float]] = []
+    times = iter([1.0, 3.0, 1.01, 1.5, 1.05, 1.0, 1.0])
+    assert interleave(lambda: {"a": next(times)}, rounds, 99) == {"a": pytest.approx(1.03)}
+    assert len(rounds) == 5
 
 
 def test_the_first_round_is_always_finished() -> None:

@@ -22,7 +22,7 @@ from homespec.tune import profile_of, tune_pair
 from homespec.tuning.notebook import Progress as Tell
 from homespec.tuning.plot import check_plot, draw
 from homespec.tuning.profile import Profile
-from homespec.tuning.tune import BUDGET_SECONDS, TuneParams
+from homespec.tuning.tune import TuneParams
 
 
 @click.command("tune")
@@ -38,10 +38,8 @@ from homespec.tuning.tune import BUDGET_SECONDS, TuneParams
 @click.option(
     "--budget",
     type=click.FloatRange(1, 3600),
-    default=BUDGET_SECONDS,
-    show_default=True,
     metavar="SECONDS",
-    help="Time to spend; each thing is measured at least once.",
+    help="Time to spend (default: 20 to 120 by the target's speed). All is measured at least once.",
 )
 @click.option("--thorough", is_flag=True, help="Try drafts too whose making takes minutes.")
 @click.option("--fresh", is_flag=True, help="Do not go on from an interrupted run.")

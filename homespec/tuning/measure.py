@@ -1,7 +1,7 @@
 """Timing passes: several things in turn, so that a disturbance hits all of them, and medians.
 
-A round times each thing once. Rounds go on until their share of the time is used up; the first is
-always finished, so a slow machine gets fewer repetitions, never fewer things.
+A round times each thing once. Rounds go on until a few agree or their share of the time is used
+up; the first is always finished, so a slow machine gets fewer repetitions, never fewer things.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ Timings = dict[str, float]
 """Seconds by the name of what was timed."""
 
 MAX_ROUNDS = 7
+CALM_ROUNDS = 3  # as many that took about the same time are enough
+CALM = 1.08
 DISTURBED = 1.5  # a round that took so many times the fastest one shared the machine
 K = TypeVar("K")
 
@@ -43,12 +45,17 @@ def interleave(
     began, longest = clock(), 0.0
     while len(rounds) < MAX_ROUNDS:
         started = clock()
-        if rounds and started - began + longest > seconds:
+        if rounds and (started - began + longest > seconds or _agree(rounds)):
             break
         rounds.append(arm())
         longest = max(longest, clock() - started)
         noted()
     return medians(rounds)
+
+
+def _agree(rounds: Sequence[Timings]) -> bool:
+    totals = sorted(sum(timed.values()) for timed in rounds)
+    return len(totals) >= CALM_ROUNDS and totals[CALM_ROUNDS - 1] <= CALM * totals[0]
 
 
 def medians(rounds: Sequence[Timings]) -> Timings:

@@ -16,6 +16,9 @@ from homespec.llama.devices import num_threads
 from homespec.llama.library import build_features
 from homespec.llama.model import Model
 from homespec.llama.tokenizer import Tokenizer
+from homespec.models.gguf_header import read_header
+from homespec.models.references import shard_names
+from homespec.models.repacking import copied_bytes
 from homespec.tuning import agreement
 from homespec.tuning.cost import WIDTHS, CostCurve
 from homespec.tuning.fit import CONTEXT_LENGTH
@@ -42,9 +45,13 @@ from homespec.tuning.texts import SAMPLES
 
 LOSSLESS_CACHES = (("f16", "f16"), ("f16", "bf16"), ("bf16", "bf16"), ("f32", "f32"))
 CONTEST_WIDTHS = (1, 4, 8)
+CONTEST_LENGTH = 1200
+"""Tokens of context: flash attention gains or loses with them."""
+
 EXACT_WORTH = 1.05
 """What width-invariant settings may cost, as ratio to the fastest, to be taken unasked."""
 
+MIN_BUDGET, MAX_BUDGET = 20.0, 120.0
 Values = dict[str, Any]
 
 
@@ -57,11 +64,28 @@ def context_lengths(n_ctx_train: int) -> tuple[int, ...]:
 class TargetTuner:
     """The stages that need the target's weights; they are loaded when the first one runs."""
 
-    def __init__(self, path: Path, placement: Placement, book: Notebook, budget: float) -> None:
-        """budget: seconds for everything, of which each stage takes a share."""
-        self.path, self._placement = path, placement
-        self._book, self._budget = book, budget
+    def __init__(
+        self, path: Path, placement: Placement, book: Notebook, budget: float | None
+    ) -> None:
+        """budget: seconds for everything, of which each stage takes a share; None: by its speed."""
+        self.path, self._placement, self._book = path, placement, book
         self._stack = ExitStack()
+        self._budget = budget or 0.0
+
+    @property
+    def budget(self) -> float:
+        """The seconds for everything: what was asked for, or two minutes for a model of 60 ms."""
+        if not self._budget:
+            token_seconds: float = self._book.stage("first look", self._first_look)
+            self._budget = max(MIN_BUDGET, min(MAX_BUDGET, 2000 * token_seconds))
+        return self._budget
+
+    def _first_look(self) -> float:
+        cores = num_threads()
+        with opened(self.model, Switches("auto", "f16", "f16", cores, cores), 64) as context:
+            _require_rollback(context)
+            time_pass(context, 1)
+            return min(time_pass(context, 1) for _ in range(3))
 
     @cached_property
     def model(self) -> Model:
@@ -86,7 +110,7 @@ class TargetTuner:
 
     def switches(self) -> Values:
         """The cheapest settings that lose nothing, and what each tried one costs."""
-        length = min(CONTEXT_LENGTH, self.lengths[1])
+        length = min(CONTEST_LENGTH, self.lengths[-1])
         cores = num_threads()
         tried = [
             Switches(flash, k, v, cores, cores)
@@ -99,20 +123,25 @@ class TargetTuner:
             if not switches.repack:
                 model = stack.enter_context(self._placement.load(self.path, repack=False))
             context = stack.enter_context(opened(model, switches, length + max(WIDTHS)))
-            _require_rollback(context)
             fill(context, length)
             time_pass(context, max(CONTEST_WIDTHS))
             return lambda: {str(n): time_pass(context, n) for n in CONTEST_WIDTHS}
 
-        ranked = contest(tried, ready, 0.12 * self._budget)
+        ranked = contest(tried, ready, 0.12 * self.budget)
         if not ranked:
             raise CannotRunError("llama.cpp accepts none of the settings that were tried.")
         best = cheapest(ranked, tried).switches
-        if "REPACK" in build_features().get("CPU", []):
+        if self._is_repacked():
             both = [best, replace(best, repack=False)]
-            best = cheapest(contest(both, ready, 0.04 * self._budget), both).switches
+            best = cheapest(contest(both, ready, 0.04 * self.budget), both).switches
         costs = [{"switches": plain(one.switches), "seconds": one.seconds} for one in ranked]
         return {"switches": plain(best), "tried": costs}
+
+    def _is_repacked(self) -> bool:
+        """Whether the CPU would keep some weights in another layout than the file's."""
+        features = frozenset(build_features().get("CPU", ()))
+        headers = [read_header(self.path.with_name(name)) for name in shard_names(self.path.name)]
+        return any(copied_bytes(tensor, features) for one in headers for tensor in one.tensors)
 
     def invariant_switches(self, tried: Values) -> Values:
         """The cheapest width-invariant ones of those within 5 %, else the cheapest of all.
@@ -153,13 +182,13 @@ class TargetTuner:
         length = min(CONTEXT_LENGTH, self.lengths[1])
         with opened(self.model, switches, length + max(WIDTHS)) as context:
             fill(context, length)
-            return _plain(choose_threads(context, switches, 8, 0.05 * self._budget))
+            return _plain(choose_threads(context, switches, 8, 0.05 * self.budget))
 
     # Stage: cost
 
     def cost(self, switches: Switches) -> Values:
         """The cost curve, with how much the machine was disturbed."""
-        rounds, seconds = self._book.rounds("target cost"), 0.3 * self._budget
+        rounds, seconds = self._book.rounds("target cost"), 0.3 * self.budget
         with opened(self.model, switches, self.n_ctx) as context:
             timings = interleave(
                 lambda: time_table(context, self.lengths, WIDTHS),
@@ -185,7 +214,7 @@ class TargetTuner:
         Both processes are timed in turn on the same few widths; the curve is the child's.
         """
         exact = replace(switches, **settings)
-        few, length = (1, 2, 4, 8), min(CONTEXT_LENGTH, self.lengths[1])
+        few = (1, 2, 4, 8)
         tables: list[Timings] = []
         ours: list[Timings] = []
         try:
@@ -198,10 +227,10 @@ class TargetTuner:
 
                 def both() -> Timings:
                     tables.append(arm.table(self.lengths, WIDTHS))
-                    ours.append(time_table(context, (length,), few))
+                    ours.append(time_table(context, self.lengths, few))
                     return tables[-1]
 
-                timings = interleave(both, [], 0.12 * self._budget)
+                timings = interleave(both, [], 0.12 * self.budget)
         except (CannotRunError, OutOfMemoryError) as exc:
             return {"problem": exc.message}
         theirs = [{key: table[key] for key in ours[0]} for table in tables]
@@ -213,10 +242,10 @@ class TargetTuner:
 
     def readings(self, switches: Switches, token_seconds: float) -> list[Values]:
         """What the target says on the sample texts; slow machines read less of each."""
-        seconds = 0.2 * self._budget
+        seconds = 0.2 * self.budget
         # Half of the samples are written token by token; prompts and the others are read faster.
         tokens = int(seconds / (len(SAMPLES) * 1.2 * token_seconds))
-        tokens = max(16, min(128, tokens))
+        tokens = max(16, min(96, tokens))
         n_ctx = min(self.model.n_ctx_train, 1024)
         with opened(self.model, switches, n_ctx, max_rows=agreement.ROWS) as context:
             tokenizer = Tokenizer(self.model)

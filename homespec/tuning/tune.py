@@ -35,10 +35,8 @@ from homespec.tuning.profile import (
 )
 from homespec.tuning.target import EXACT_WORTH, TargetTuner
 
-BUDGET_SECONDS = 120.0
-"""How long a pair of a billion parameters or so takes on two cores; smaller ones need less."""
-
 _STAGES = {
+    "first look": 1.0,
     "target switches": 16.0,
     "target's bits": 8.0,
     "target threads": 6.0,
@@ -58,13 +56,14 @@ _STAGES = {
 class TuneParams:
     """How to tune. strict: the settings of strictly exact decoding, fields of Switches.
 
-    budget_seconds: what is repeated, is repeated as often as this allows. thorough: try also
+    budget_seconds: what is repeated, is repeated as often as this allows; None: 20 to 120 by the
+    target's speed. thorough: try also
     what takes minutes. fresh: measure anew what an interrupted run has measured.
     """
 
     strict: Mapping[str, Any] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
-    budget_seconds: float = BUDGET_SECONDS
+    budget_seconds: float | None = None
     thorough: bool = False
     fresh: bool = False
 
@@ -95,6 +94,7 @@ def _measure(
 ) -> Profile:
     tuner = TargetTuner(target, params.placement, book, params.budget_seconds)
     try:
+        _ = tuner.budget
         found = _tune_target(tuner, book, params)
         readings = book.stage(
             "texts",
@@ -106,7 +106,16 @@ def _measure(
         tuner.close()
     texts = [Reading.from_dict(values) for values in readings]
     if draft is not None:
-        found |= _tune_draft(draft, texts, found, book, params)
+        drafts = DraftTuner(
+            draft,
+            params.placement,
+            book,
+            tuner.budget,
+            target=found["target_cost"],
+            readings=texts,
+            thorough=params.thorough,
+        )
+        found |= _tune_draft(drafts, found["notes"])
     rates = match_rates([(text.tokens, text.start) for text in texts])
     acceptance = Acceptance(found.pop("greedy", None), found.pop("sampled", None), rates)
     return Profile(
@@ -173,18 +182,7 @@ def _tune_target(tuner: TargetTuner, book: Notebook, params: TuneParams) -> dict
     return found
 
 
-def _tune_draft(
-    draft: Path, texts: list[Reading], found: dict[str, Any], book: Notebook, params: TuneParams
-) -> dict[str, Any]:
-    tuner = DraftTuner(
-        draft,
-        params.placement,
-        book,
-        params.budget_seconds,
-        target=found["target_cost"],
-        readings=texts,
-        thorough=params.thorough,
-    )
+def _tune_draft(tuner: DraftTuner, notes: list[str]) -> dict[str, Any]:
     tuner.run()
     pays = tuner.pays()
     best, fitted = tuner.best, tuner.best_fitted
@@ -199,7 +197,7 @@ def _tune_draft(
         "greedy": best["greedy"],
         "sampled": best["sampled"],
         "variants": tuner.variants(),
-        "notes": [*found["notes"], *tuner.notes],
+        "notes": [*notes, *tuner.notes],
     }
 
 
