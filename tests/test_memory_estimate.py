@@ -174,7 +174,7 @@ def test_a_tied_table_is_copied_to_where_the_output_is(shaped: Callable[..., Pat
     assert shape.tied_table is not None
     device = DeviceMemory("GPU0", 24 * GIB, 24 * GIB)
     layers = len(shape.layers)
-    parts = estimate(shape, ContextSettings(), place_layers(layers, 99, [device]), FEATURES)
+    parts = estimate(shape, ContextSettings(), place_layers(layers, 99, (device,)), FEATURES)
     in_layers = sum(layer.n_bytes for layer in shape.layers)
     norm = sum(tensor.n_bytes for tensor in shape.output.tensors)
     assert parts["GPU0"].weights == in_layers + norm + shape.tied_table.n_bytes
@@ -184,12 +184,12 @@ def test_a_tied_table_is_copied_to_where_the_output_is(shaped: Callable[..., Pat
 
 def test_layers_go_to_devices_as_llama_cpp_splits_them() -> None:
     one, two = DeviceMemory("A", 8 * GIB, 6 * GIB), DeviceMemory("B", 8 * GIB, 2 * GIB)
-    names = [device.name if device else "-" for device in place_layers(8, 8, [one, two]).layers]
+    names = [device.name if device else "-" for device in place_layers(8, 8, (one, two)).layers]
     # The last 8 of 8 layers and the output: three quarters of them on the first.
     assert "".join(names) == "-AAAAAABB"
-    assert place_layers(8, 0, [one]).devices == ()
-    assert place_layers(8, 5, []).gpu_layers == 0
-    assert place_layers(8, 99, [one]).gpu_layers == 9
+    assert place_layers(8, 0, (one,)).devices == ()
+    assert place_layers(8, 5, ()).gpu_layers == 0
+    assert place_layers(8, 99, (one,)).gpu_layers == 9
 
 
 def test_a_device_holds_its_layers_and_ram_the_rest(shaped: Callable[..., Path]) -> None:
@@ -198,13 +198,13 @@ def test_a_device_holds_its_layers_and_ram_the_rest(shaped: Callable[..., Path])
     settings = ContextSettings()
     cpu = in_ram(shape, settings, features=frozenset())
     for count in (1, 10, 36, 37):
-        parts = estimate(shape, settings, place_layers(36, count, [device]), FEATURES)
+        parts = estimate(shape, settings, place_layers(36, count, (device,)), FEATURES)
         assert sum(part.kv for part in parts.values()) == cpu.kv
         assert sum(part.weights for part in parts.values()) == cpu.weights
         assert parts["GPU0"].kv == cpu.kv * (count - 1) // 36
     # Fewer than all: the device also takes in the largest matrix that lies in RAM, in turn.
     part, whole = (
-        estimate(shape, settings, place_layers(36, count, [device]), FEATURES)["GPU0"].compute
+        estimate(shape, settings, place_layers(36, count, (device,)), FEATURES)["GPU0"].compute
         for count in (36, 37)
     )
     assert part > whole

@@ -279,6 +279,6 @@ def _draft_placements(
     count = layers + 1 if request.draft_gpu_layers == AUTO else request.draft_gpu_layers
     if count:
         for device in sorted(devices, key=room, reverse=True):
-            yield place_layers(layers, count, [device])
+            yield place_layers(layers, count, (device,))
     if not count or not devices or request.draft_gpu_layers == AUTO:
         yield place_layers(layers, 0, ())

@@ -7,7 +7,8 @@ as many rows of logits as the deepest draft needs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -71,21 +72,28 @@ def estimate(
     # Next to a device with pinned memory the CPU's layers are kept as they are.
     in_place = not settings.repack or any(device.pinned_host for device in devices)
     copying = frozenset[str]() if in_place else features
-    parts = {RAM: _ram_weights(shape, settings, placement, copying)}
-    for device in devices:
-        parts[device.name] = MemoryParts(weights=_device_weights(shape, placement, device))
+    kv = dict.fromkeys((RAM, *(device.name for device in devices)), 0)
     for layer, where in zip(shape.layers, placement.layers, strict=False):
-        name = where.name if where else RAM
-        parts[name] += MemoryParts(kv=cache_bytes(layer, shape, settings))
-    for name, size in compute_size.compute_bytes(shape, settings, placement, RAM).items():
-        parts[name] += MemoryParts(compute=size)
-    parts[RAM] += MemoryParts(
+        kv[where.name if where else RAM] += cache_bytes(layer, shape, settings)
+    compute = compute_size.compute_bytes(shape, settings, placement, RAM)
+    in_ram = replace(
+        _ram_weights(shape, settings, placement, copying),
+        kv=kv[RAM],
+        compute=compute[RAM],
         output=settings.rows * shape.vocabulary * FLOAT_BYTES,
         other=shape.vocabulary_entries * _ENTRY_BYTES
         + shape.vocabulary * _CANDIDATE_BYTES
         + _CONTEXT_BYTES,
     )
-    return parts
+    on_devices = {
+        device.name: MemoryParts(
+            weights=_device_weights(shape, placement, device),
+            kv=kv[device.name],
+            compute=compute[device.name],
+        )
+        for device in devices
+    }
+    return {RAM: in_ram, **on_devices}
 
 
 def cache_bytes(layer: Layer, shape: ModelShape, settings: ContextSettings) -> int:
@@ -103,6 +111,7 @@ def cache_bytes(layer: Layer, shape: ModelShape, settings: ContextSettings) -> i
     )
 
 
+@lru_cache(maxsize=256)
 def row_bytes(elements: int, type_name: str) -> int:
     """The bytes of so many elements of a cache type."""
     try:

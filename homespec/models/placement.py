@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from homespec.models.machine import DeviceMemory
@@ -64,7 +64,8 @@ class Placement:
         return sum(device is not None for device in self.layers)
 
 
-def place_layers(num_layers: int, gpu_layers: int, devices: Sequence[DeviceMemory]) -> Placement:
+@lru_cache(maxsize=1024)  # a plan tries the same ones for every context
+def place_layers(num_layers: int, gpu_layers: int, devices: tuple[DeviceMemory, ...]) -> Placement:
     """Where llama.cpp puts the layers: the last `gpu_layers` of them, split by free memory."""
     count = min(gpu_layers, num_layers + 1) if devices else 0
     first = num_layers + 1 - count
