@@ -204,3 +204,18 @@ def test_a_pass_can_be_aborted_and_leaves_the_cache_as_it_was(context: Context) 
     assert context.tokens == TEXT[:10]
     context.resume()
     assert len(context.extend(TEXT[10:60], 1)) == 1
+
+
+def test_devices_are_asked_of_the_library_that_llama_uses() -> None:
+    """Not of a second copy of ggml, whose registry would be another one."""
+    import ctypes
+
+    from homespec.llama.devices import device_handle
+    from homespec.llama.library import library
+
+    count = library()._lib.ggml_backend_dev_count
+    get = library()._lib.ggml_backend_dev_get
+    count.restype, get.restype, get.argtypes = ctypes.c_size_t, ctypes.c_void_p, [ctypes.c_size_t]
+    found = devices()
+    assert len(found) == count()
+    assert [device_handle(device) for device in found] == [get(d.index) for d in found]

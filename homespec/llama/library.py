@@ -73,13 +73,13 @@ def note_pass() -> None:
     _passes_made[:] = [True]
 
 
-@functools.cache
 def ggml() -> Any:
-    """The ggml library below llama.cpp: device queries live there."""
-    library()
-    from llama_cpp._ggml import libggml  # noqa: PLC0415 - as above
+    """ggml's functions, device queries among them, as llama.cpp itself sees them.
 
-    return libggml
+    Looked up through llama.cpp's own library: the package ships a second copy of libggml under
+    another name, which would have a device registry of its own.
+    """
+    return library()._lib
 
 
 @functools.cache
