@@ -36,7 +36,6 @@ from homespec.tuning.profile import (
 from homespec.tuning.target import EXACT_WORTH, TargetTuner
 
 _STAGES = {
-    "first look": 1.0,
     "target switches": 16.0,
     "target's bits": 8.0,
     "target threads": 6.0,
