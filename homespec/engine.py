@@ -221,14 +221,18 @@ class Engine:
     ) -> Generation:
         """Start a generation; nothing is decoded until it is iterated.
 
-        prompt: text, messages, or token ids. options: the fields of GenerateParams.
+        prompt: text, messages, or token ids. options: the fields of GenerateParams. A seed makes
+        `match` the default rule, so that the text repeats however much was drafted.
         """
         params = _generate_params(options)
         tokens = self._tokens(prompt, system, params)
         sampling = sampling or SamplingParams()
-        seed = (
-            random.SystemRandom().randint(0, MAX_SEED) if sampling.seed is None else sampling.seed
-        )
+        if sampling.seed is None:
+            seed = random.SystemRandom().randint(0, MAX_SEED)
+        else:
+            seed = sampling.seed
+            # Depths follow clocks; under this rule alone the text does not follow the depths.
+            params = replace(params, rule=params.rule or "match")
         sampling = replace(sampling, seed=seed)
         end_tokens = self.tokenizer.end_tokens
         if params.ignore_eos:

@@ -35,8 +35,8 @@ class GenerateParams:
     max_tokens: None for as many as the context holds. spec_type: `none`, `ngram`, `draft_model`, or
     `auto` (None) for lookup and, where a draft is loaded, the model. depth: `adaptive` drafts what
     pays, at most draft_depth tokens a round (None for 16); `fixed` drafts draft_depth of them (None
-    for 3). rule: `match` or `rejection`, None for
-    the one that fits the draft. min_draft: shorter drafts are not verified (sampled drafts always
+    for 3). rule: `match` or `rejection`, None for the one that fits the draft, and for `match` with
+    a seed. min_draft: shorter drafts are not verified (sampled drafts always
     are: dropping some would change the distribution). draft_sampling: `probabilistic` samples the
     draft from its own distribution, `greedy` does not, `auto` does at a temperature above 0.
     """
@@ -87,7 +87,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished generation. `tokens` are those of `text`, without the end token."""
+    """A finished generation. `tokens` are those of `text`, without the end token.
+
+    seed: given again, it repeats what was drawn under the match rule.
+    """
 
     text: str
     tokens: tuple[int, ...]

@@ -67,8 +67,18 @@ def test_accepted_chunks_are_the_accepted_tokens(tiny_engine: Engine) -> None:
     assert 0 < accepted <= generation.result.stats.num_accepted
 
 
-def test_a_seed_repeats_and_is_told(tiny_engine: Engine) -> None:
-    drawn = tiny_engine.generate("Hello", max_tokens=30)
+@pytest.mark.parametrize("depth", [0, 1, 4, 16])
+def test_a_seed_repeats_whatever_was_drafted(tiny_engine: Engine, depth: int) -> None:
+    sampling = homespec.SamplingParams(seed=11)
+    drawn = tiny_engine.generate("Hello", sampling=sampling, max_tokens=60)
+    again = tiny_engine.generate(
+        "Hello", sampling=sampling, max_tokens=60, depth="fixed", draft_depth=depth
+    )
+    assert again.tokens == drawn.tokens
+
+
+def test_a_drawn_seed_is_told(tiny_engine: Engine) -> None:
+    drawn = tiny_engine.generate("Hello", max_tokens=30, rule="match")
     again = tiny_engine.generate(
         "Hello", sampling=homespec.SamplingParams(seed=drawn.seed), max_tokens=30
     )

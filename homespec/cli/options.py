@@ -180,7 +180,7 @@ speculation_options = _together(
         "--spec-rule",
         "rule",
         type=click.Choice(["match", "rejection"]),
-        help="How sampled text is verified (default: rejection for a sampled draft).",
+        help="How sampled text is verified (default: rejection for a sampled draft without a seed).",
     ),
 )
 
