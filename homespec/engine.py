@@ -20,6 +20,7 @@ from homespec import tuned
 from homespec.decoding.sampling import MAX_SEED, SamplingParams
 from homespec.decoding.speculative import SpeculativeDecoder
 from homespec.decoding.text import TextStream
+from homespec.decoding.types import Round
 from homespec.drafters.adaptive import Learned, Priors
 from homespec.errors import IncompatiblePairError, LibraryError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams, Generation, Result
@@ -264,6 +265,7 @@ class Engine:
             seed=seed,
             explain=how.explain,
             resources=[chain, *how.resources],
+            observe=observe,
         )
 
     def generate(

@@ -127,10 +127,11 @@ class Generation:
         seed: int,
         explain: Callable[[], list[str]],
         resources: Sequence[Closable],
+        observe: Callable[[Round], None] | None = None,
     ) -> None:
         self._decoder, self._prompt, self._params = decoder, prompt, params
         self._text, self._seed = text, seed
-        self._explain, self._resources = explain, resources
+        self._explain, self._resources, self._observe = explain, resources, observe
         self._tokens: list[int] = []
         self._result: Result | None = None
         self._chunks = self._run()
@@ -142,6 +143,8 @@ class Generation:
         decoder = self._decoder
         try:
             for finished in decoder.generate(self._prompt, self._params.max_tokens):
+                if self._observe is not None:
+                    self._observe(finished)
                 yield from self._push(finished)
                 if self._text.stopped:
                     decoder.finish_reason = FinishReason.STOP
