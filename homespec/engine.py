@@ -218,11 +218,13 @@ class Engine:
         *,
         system: str | None = None,
         sampling: SamplingParams | None = None,
+        observe: Callable[[Round], None] | None = None,
         **options: Any,
     ) -> Generation:
         """Start a generation; nothing is decoded until it is iterated.
 
-        prompt: text, messages, or token ids. options: the fields of GenerateParams. A seed makes
+        prompt: text, messages, or token ids. observe: called after every round. options: the
+        fields of GenerateParams. A seed makes
         `match` the default rule, so that the text repeats however much was drafted.
         """
         params = _generate_params(options)
