@@ -224,8 +224,8 @@ class Engine:
         """Start a generation; nothing is decoded until it is iterated.
 
         prompt: text, messages, or token ids. observe: called after every round. options: the
-        fields of GenerateParams. A seed makes
-        `match` the default rule, so that the text repeats however much was drafted.
+        fields of GenerateParams. A seed makes `match` the default rule, so that the text repeats
+        however much was drafted.
         """
         params = _generate_params(options)
         tokens = self._tokens(prompt, system, params)
