@@ -1,12 +1,13 @@
-"""`homespec setup`: from a bare machine to a pair that was tried on it and is the default.
+"""`homespec setup`: from a bare machine to a pair that was tuned on it and is the default.
 
 Looks at the machine, proposes the best pair for it, plans its memory from the headers alone, and
-only then downloads, loads and tries it. What is told and asked on the way goes through `Guide`.
+only then downloads, loads, tunes and tries it. What is told and asked goes through `Guide`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,9 @@ from homespec.models.plan_words import size
 from homespec.planning import this_machine
 from homespec.shelf import Entry, list_pairs
 from homespec.trial import Trial, run_trial
+from homespec.tune import tune_pair
+from homespec.tuning.notebook import Progress
+from homespec.tuning.profile import load_profile
 
 # A token reads all the weights once. Home servers read some 6 GB/s a core and 40 GB/s in all, and
 # below five tokens a second nobody likes to wait for an answer.
@@ -47,17 +51,21 @@ class Guide(Protocol):
     def download(self, name: str, done: int, total: int | None) -> None:
         """A download moved on."""
 
+    def measuring(self) -> AbstractContextManager[Progress]:
+        """Something is measured for minutes; yields what is to be told of its progress."""
+
     def agrees(self, pair: Pair, download_bytes: int) -> bool:
         """Whether this pair shall be downloaded, tried and made the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for on the command line."""
+    """What was asked for on the command line. tune: measure what the machine does best, too."""
 
     catalog: Name | None = None
     offline: bool = False
     request: PlanRequest = field(default_factory=PlanRequest)
+    tune: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +116,8 @@ def set_up(name: Name | None, settings: Settings, guide: Guide) -> Outcome | Non
         if path and model:
             guide.working(f"Self-test of {path.name} in a process of its own")
             _self_test(path, model)
-    # Tuning belongs here: the files run, and the trial should meet the pair at its best.
+    if settings.tune:
+        _tune(target, draft, guide)
     trial = _try(target, draft, choice.report, guide)
     kept = pair
     if pair.draft and trial.objection:
@@ -265,6 +274,19 @@ def _self_test(path: Path, planned: ModelPlan) -> None:
     diagnosis = diagnose(path, {name: getattr(planned, name) for name in names})
     if diagnosis.problem:
         raise LibraryError(diagnosis.problem, hint=diagnosis.cure)
+
+
+def _tune(target: Path, draft: Path | None, guide: Guide) -> None:
+    """So that the trial meets the pair at its best; one that cannot be tuned is tried untuned."""
+    if load_profile(target, draft)[0] is not None:
+        guide.note("It was tuned on this machine before; homespec tune measures it anew.")
+        return
+    guide.working("Measuring what this machine does best with it, for about two minutes")
+    try:
+        with guide.measuring() as tell:
+            tune_pair(target, draft, progress=tell)
+    except HomespecError as exc:
+        guide.note(f"It is not tuned. {exc.message}")
 
 
 def _try(target: Path, draft: Path | None, report: Report, guide: Guide) -> Trial:

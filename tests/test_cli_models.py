@@ -334,6 +334,8 @@ def test_setup_ends_with_a_tried_default(home: Home) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["name"] == "small-pair"
+    shown = home.run("tune", "--show", "small-pair")
+    assert shown.returncode == 0, shown.stderr
     assert found["instead_of"] is None
     trial = found["trial"]
     assert trial["drafting"] == "draft_model"
@@ -371,7 +373,7 @@ def test_setup_asks_after_showing_the_plan(home: Home) -> None:
 
 
 def test_setup_of_a_single_model_tells_of_a_draft_that_does_not_fit(home: Home) -> None:
-    done = home.run("setup", "odd-pair", "--yes")
+    done = home.run("setup", "odd-pair", "--yes", "--no-tune")
     assert done.returncode == 0, done.stderr
     assert "foreign cannot draft for small" in done.stderr
     assert "acceptance length" in done.stdout
@@ -381,12 +383,12 @@ def test_setup_of_a_single_model_tells_of_a_draft_that_does_not_fit(home: Home) 
 
 def test_without_a_network_the_starter_is_set_up(home: Home) -> None:
     home.hub.__exit__()
-    done = home.run("setup", "small-pair", "--yes")
+    done = home.run("setup", "small-pair", "--yes", "--no-tune")
     assert done.returncode == 0, done.stderr
     assert "could not be reached" in done.stderr
     assert "takes the place of small-pair" in done.stderr
     assert home.default["name"] == "starter"
-    offline = home.run("setup", "--yes", "--json", "--offline")
+    offline = home.run("setup", "--yes", "--json", "--offline", "--no-tune")
     assert offline.returncode == 0, offline.stderr
     assert json.loads(offline.stdout)["instead_of"] == "small-pair"
 

@@ -38,7 +38,7 @@ from homespec.tuning.agreement import (
 )
 from homespec.tuning.cost import WIDTHS, CostCurve, isotonic
 from homespec.tuning.drafts import matrix_types
-from homespec.tuning.fitted import copy_bytes, digest_of, drop, fitted_draft
+from homespec.tuning.fitted import copy_bytes, digest_of, drop, drop_copies_of, fitted_draft
 from homespec.tuning.measure import (
     MAX_ROUNDS,
     cheapest,
@@ -429,7 +429,12 @@ def test_the_quantizer_makes_a_copy_in_one_type_and_keeps_it(starter: Path) -> N
     path.with_suffix(".json").write_text(json.dumps(note | {"size_bytes": 1}))
     assert fitted_draft(starter, digest, "Q8_0") == made
     assert path.stat().st_mtime_ns > before
+    other = fitted_draft(starter, digest, "Q4_0")
     drop(made)
+    assert Path(other.path).exists()
+    drop_copies_of("other.gguf")
+    assert Path(other.path).exists()
+    drop_copies_of(starter.name)
     assert list(path.parent.iterdir()) == []
 
 
@@ -615,6 +620,7 @@ def test_a_run_measures_everything_and_keeps_it(
     profile, home = tuned
     monkeypatch.setenv("XDG_STATE_HOME", str(home))
     assert load_profile(tiny, tiny_draft) == (profile, "")
+    assert load_profile(tiny) == (profile.of_target_alone(), "")
     assert profile.box == this_box()
     assert profile.target_cost.widths == WIDTHS
     assert len(profile.target_cost.context_lengths) == 3

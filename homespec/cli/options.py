@@ -180,7 +180,7 @@ speculation_options = _together(
         "--spec-rule",
         "rule",
         type=click.Choice(["match", "rejection"]),
-        help="How sampled text is verified (default: rejection for a sampled draft without a seed).",
+        help="How sampled text is verified (default: match with a seed, else as the draft allows).",
     ),
 )
 

@@ -11,6 +11,7 @@ from homespec.cli.catalog_options import catalog_options
 from homespec.console import print_note
 from homespec.models.files import human
 from homespec.models.removal import plan_removal, remove
+from homespec.tuning.fitted import drop_copies_of
 
 DECLINED = 1
 
@@ -22,7 +23,7 @@ DECLINED = 1
 def command(name: str, yes: bool, catalog: Path | None, offline: bool) -> None:
     """Delete the downloaded files of a pair, an unfinished download included.
 
-    A draft that another downloaded pair uses stays. Files of your own are never deleted.
+    Copies of a draft that tuning made go with it. A draft that another downloaded pair uses stays. Files of your own are never deleted.
     """
     pair, removal = plan_removal(name, catalog=catalog, offline=offline)
     for file, user in removal.kept:
@@ -36,6 +37,8 @@ def command(name: str, yes: bool, catalog: Path | None, offline: bool) -> None:
         print_note("Nothing was deleted.")
         click.get_current_context().exit(DECLINED)
     remove(removal)
+    for file in removal.files:
+        drop_copies_of(file.source.name)
     print_note(f"Deleted {names}: {freed} freed.")
     if removal.ends_default:
         print_note("It was the default; `homespec setup` chooses another.")

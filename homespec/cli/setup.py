@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
@@ -11,12 +12,14 @@ from homespec.checking import Report
 from homespec.cli import options
 from homespec.cli.asking import confirmed
 from homespec.cli.catalog_options import catalog_options
+from homespec.cli.measuring import measuring
 from homespec.cli.tables import print_plan
 from homespec.console import LoadBars, load_bars, print_note, printable, stderr
 from homespec.models.catalog import Pair
 from homespec.models.files import human
 from homespec.models.memory_plan import PlanRequest
 from homespec.setup import Outcome, Settings, set_up
+from homespec.tuning.notebook import Progress as Tell
 
 DECLINED = 1
 
@@ -32,16 +35,20 @@ DECLINED = 1
     show_default=True,
     help="Context to plan for, in tokens; 0 for as much of the model's own as fits.",
 )
+@click.option("--no-tune", is_flag=True, help="Do not measure what the machine does best.")
 @catalog_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(pair: str | None, yes: bool, ctx_size: int, as_json: bool, **where: Any) -> None:
+def command(
+    pair: str | None, yes: bool, ctx_size: int, no_tune: bool, as_json: bool, **where: Any
+) -> None:
     """Choose the best pair for this machine, or take PAIR, and make it the default.
 
-    Both files are downloaded, tested in a process of their own, and tried on a few prompts. PAIR
+    Both files are downloaded, tested in a process of their own, tuned (see homespec tune), and
+    tried on a few prompts. PAIR
     is a pair of the catalogue, a source or user/repo[:QUANT]. Without a network the starter
     model is set up.
     """
-    settings = Settings(**where, request=PlanRequest(n_ctx=ctx_size))
+    settings = Settings(**where, request=PlanRequest(n_ctx=ctx_size), tune=not no_tune)
     with _Guide(asks=not yes, shows_plan=not as_json) as guide:
         outcome = set_up(pair, settings, guide)
     if outcome is None:
@@ -96,6 +103,14 @@ class _Guide:
             self._stand_still()
             self._bars = self._moving.enter_context(load_bars())
         self._bars.download(name, done, total)
+
+    @contextmanager
+    def measuring(self) -> Iterator[Tell]:
+        """A bar with what is measured."""
+        if stderr().is_terminal:
+            self._stand_still()
+        with measuring() as tell:
+            yield tell
 
     def agrees(self, pair: Pair, download_bytes: int) -> bool:
         """Name the files and ask."""

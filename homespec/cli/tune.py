@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from homespec.cli import options
+from homespec.cli.measuring import measuring
 from homespec.cli.profile_table import print_profile
-from homespec.console import load_bars, printable, stderr
+from homespec.console import load_bars
 from homespec.errors import UsageError
 from homespec.models.pairs import fetch_pair, find_pair
 from homespec.tune import profile_of, tune_pair
-from homespec.tuning.notebook import Progress as Tell
 from homespec.tuning.plot import check_plot, draw
-from homespec.tuning.profile import Profile
 from homespec.tuning.tune import TuneParams
 
 
@@ -67,59 +60,11 @@ def command(pair: str | None, **flags: Any) -> None:
         params = TuneParams(
             budget_seconds=flags["budget"], thorough=flags["thorough"], fresh=flags["fresh"]
         )
-        profile = _measure(target, draft, params)
+        with measuring() as tell:
+            profile = tune_pair(target, draft, params, tell)
     if flags["as_json"]:
         options.print_json(profile.as_dict())
     else:
         print_profile(profile)
     if plot is not None:
         draw(profile, plot)
-
-
-def _measure(target: Path, draft: Path | None, params: TuneParams) -> Profile:
-    with _progress() as tell, _interruptible():
-        return tune_pair(target, draft, params, tell)
-
-
-@contextmanager
-def _progress() -> Iterator[Tell]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-    console = stderr()
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
-        task = bars.add_task("", total=1.0)
-
-        def tell(what: str, share: float) -> None:
-            bars.update(task, description=printable(what), completed=share)
-
-        yield tell
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt, but not inside llama.cpp's log callback.
-
-    What is raised there is lost on the way through C; the signal is sent again a moment later.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code.co_filename.endswith("llama/library.py"):
-                threading.Timer(0.05, signal.raise_signal, [number]).start()
-                return
-            frame = frame.f_back
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -88,10 +88,21 @@ def copy_bytes(parent: Path, quantization: str) -> int:
 
 def drop(fitted: FittedDraft) -> None:
     """Delete a copy and its note."""
-    path = Path(fitted.path)
+    _drop(Path(fitted.path))
+
+
+def _drop(path: Path) -> None:
     for file in (path, _note(path), path.with_suffix(".lock")):
         with contextlib.suppress(DiskError):
             remove_file(file)
+
+
+def drop_copies_of(name: str) -> None:
+    """Delete all copies of a draft's file, by its name; its tuning makes them again."""
+    for note in (paths.cache_dir() / "fitted").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(note.read_text("utf-8"))["made_of"] == name:
+                _drop(note.with_suffix(".gguf"))
 
 
 def _note(path: Path) -> Path:

@@ -167,6 +167,19 @@ class Profile:
         path = Path(self.fitted.path) if self.fitted else None
         return path if path and path.exists() else None
 
+    def of_target_alone(self) -> Profile:
+        """What it says of the target, which holds without a draft too."""
+        return dataclasses.replace(
+            self,
+            draft=None,
+            draft_switches=None,
+            draft_cost=None,
+            fitted=None,
+            draft_pays=False,
+            acceptance=Acceptance(None, None, self.acceptance.ngram),
+            variants=(),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {"version": VERSION, **plain(self)}

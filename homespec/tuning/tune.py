@@ -84,6 +84,8 @@ def tune(
             "Interrupted. What is measured stays; the same command goes on from there."
         ) from None
     save_profile(profile, target, draft)
+    if draft is not None:
+        save_profile(profile.of_target_alone(), target)
     book.discard()
     return profile
 

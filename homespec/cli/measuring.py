@@ -1,0 +1,65 @@
+"""Measuring that takes minutes: progress on a terminal, and an end at Ctrl-C that loses nothing."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from homespec.console import printable, stderr
+from homespec.tuning.notebook import Progress as Tell
+
+
+@contextmanager
+def measuring() -> Iterator[Tell]:
+    """Yield what is to be told of the progress; Ctrl-C and SIGTERM raise KeyboardInterrupt."""
+    with _progress() as tell, _interruptible():
+        yield tell
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    console = stderr()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        task = bars.add_task("", total=1.0)
+
+        def tell(what: str, share: float) -> None:
+            bars.update(task, description=printable(what), completed=share)
+
+        yield tell
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt, but not inside llama.cpp's log callback.
+
+    What is raised there is lost on the way through C; the signal is sent again a moment later.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.endswith("llama/library.py"):
+                threading.Timer(0.05, signal.raise_signal, [number]).start()
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
