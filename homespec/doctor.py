@@ -116,11 +116,11 @@ def _versions(stages: dict[str, dict[str, Any]]) -> dict[str, str]:
         "llama-cpp-python": stages.get("library", {}).get("version", "not loaded"),
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        **_build_record(),
+        **build_record(),
     }
 
 
-def _build_record() -> dict[str, str]:
+def build_record() -> dict[str, str]:
     """What scripts/setup noted of its build; nothing where the library came another way."""
     try:
         build = json.loads((Path(sys.prefix) / "homespec-build.json").read_text())["build"]

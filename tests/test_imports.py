@@ -21,18 +21,19 @@ FLOORS = {
     "speculation": 4,
     "tuned": 4,
     "planning": 3,
+    "loading": 4.5,
     "engine": 5,
     "checking": 5,
     "shelf": 5,
     "chat": 6,
     "batch": 6,
-    "bench": 6,
     "server": 6,
     "selftest": 5,
     "doctor": 6,
     "trial": 6,
     "tune": 6,
     "setup": 6.5,  # runs doctor and trial
+    "bench": 6.5,  # tells doctor's record of the build
     "console": 7,
     "cli": 7,
 }

@@ -22,6 +22,7 @@ COMMANDS = {
     "check": "Compare two models' tokenizers and plan their memory, from headers alone.",
     "setup": "Choose the best pair for this machine, download it, try it, make it the default.",
     "tune": "Measure what a pair does best on this machine, and keep it.",
+    "bench": "Is speculation worth it on this machine? Arms by turns on the same prompts.",
     "models": "List the pairs of the catalogue: what fits this machine, what is downloaded.",
     "pull": "Download a pair, or a single model.",
     "remove": "Delete a downloaded pair.",

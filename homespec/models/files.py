@@ -70,6 +70,17 @@ def remember_verified(path: Path, sha256: str) -> None:
         part.replace(stamp)
 
 
+def remembered_sha256(path: Path) -> str:
+    """The sha256 of a file; a large one is read once, and its digest remembered."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = str(json.loads(_stamp_path(path).read_text())["sha256"])
+        if is_verified(path, known):
+            return known
+    digest = sha256_of(path)
+    remember_verified(path, digest)
+    return digest
+
+
 def forget_verified(path: Path) -> None:
     """Drop the note about a file that is to be removed."""
     with contextlib.suppress(OSError):

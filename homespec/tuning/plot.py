@@ -24,13 +24,13 @@ def check_plot(file: Path) -> None:
         )
     if not os.access(file.parent, os.W_OK):
         raise UsageError(f"The folder {file.parent} is not there, or cannot be written.")
-    _pyplot()
+    pyplot()
 
 
 def draw(profile: Profile, file: Path) -> None:
     """Write the drawing; whole or not at all. Raises CannotRunError without matplotlib."""
-    pyplot = _pyplot()
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     _draw_cost(left, profile)
     _draw_speed(right, profile)
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
@@ -40,12 +40,13 @@ def draw(profile: Profile, file: Path) -> None:
     except OSError as exc:
         raise disk_error(exc, file) from exc
     finally:
-        pyplot.close(figure)
+        plt.close(figure)
         with contextlib.suppress(OSError):
             part.unlink()
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """matplotlib without a window. Raises CannotRunError where it is missing."""
     try:
         importlib.import_module("matplotlib").use("agg")  # an extra
         return importlib.import_module("matplotlib.pyplot")
