@@ -10,13 +10,13 @@ from typing import Any
 
 from homespec.bench.records import BenchResult
 from homespec.bench.statistics import CONFIDENCE, Ratio
-from homespec.bench.summary import Figures, figures_of, ratio_of
+from homespec.bench.summary import Figures, decoding, figures_of, ratio_of
 from homespec.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class ArmComparison:
-    """An arm that both results have. ratio: how many times as fast B is, over common prompts."""
+    """An arm that both results have. ratio: how many times as fast B decodes."""
 
     arm: str
     a: Figures
@@ -70,7 +70,7 @@ def compare(a: BenchResult, b: BenchResult) -> Comparison:
     arms = []
     for name in common:
         i, j = a.arm_names.index(name), b.arm_names.index(name)
-        ratio = ratio_of(a.runs_of(i), b.runs_of(j))
+        ratio = ratio_of(a.runs_of(i), b.runs_of(j), decoding)
         arms.append(ArmComparison(name, figures_of(a, i), figures_of(b, j), ratio))
     return Comparison(
         tuple(arms),

@@ -200,9 +200,10 @@ def _acceptance(axes: Any, overall: Sequence[Figures]) -> None:
 
 def _time(axes: Any, figures: Sequence[Figures]) -> None:
     left = [0.0] * len(figures)
+    names = [one.arm.replace(",", ",\n") for one in figures]
     for i, part in enumerate(PARTS):
         seconds = [one.parts[part] for one in figures]
-        axes.barh([one.arm for one in figures], seconds, 0.6, left, label=part, color=_colour(i))
+        axes.barh(names, seconds, 0.6, left, label=part, color=_colour(i))
         left = [a + b for a, b in zip(left, seconds, strict=True)]
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -249,10 +250,11 @@ def _others(axes: Any, result: BenchResult) -> None:
 
 
 def _legend(axes: Any) -> None:
-    """Above the axes, where no bar or line can hide it."""
-    handles, _ = axes.get_legend_handles_labels()
-    if handles:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(len(handles), 3))
+    """Above everything, where no bar or line can hide it, and as wide as the figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        longest = max(map(len, labels))
+        axes.figure.legend(loc="outside upper left", ncols=max(1, min(5, 55 // (longest + 6))))
 
 
 def _colour(number: int) -> str:

@@ -69,7 +69,7 @@ def _rows(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested values as lines of a table."""
     rows: list[tuple[str, str]] = []
     for key, value in values.items():
-        name = f"{prefix}{key}"
+        name = f"{prefix}{str(key).replace('_', ' ')}"
         if isinstance(value, dict):
             rows += _rows(value, f"{name} · ")
         elif isinstance(value, list | tuple):

@@ -55,16 +55,19 @@ def run(
     params: BenchParams | None = None,
     *,
     load_seconds: float | None = None,
+    command: str = "",
     progress: Progress | None = None,
     peer: Peer | None = None,
 ) -> BenchResult:
     """Measure. Ctrl-C ends it with what all arms have answered by then.
 
-    load_seconds: what loading took, for the cold start. Raises KeyboardInterrupt before the first
+    load_seconds: what loading took, for the cold start. command: what was asked for, to be told
+    with the result. Raises KeyboardInterrupt before the first
     prompt is answered by all, NetworkError where the server does not answer.
     """
     bench = _Bench(engine, arms, params or BenchParams(), peer, progress or _silent)
-    return bench.measure(prompts, load_seconds)
+    result = bench.measure(prompts, load_seconds)
+    return replace(result, settings={"command": command, **result.settings})
 
 
 class _Bench:

@@ -18,10 +18,11 @@ ALL = "all"
 class Figures:
     """What an arm did in a category, or in `all`: medians over its runs, parts as sums.
 
-    ratio: how many times as fast as the first arm from end to end; decode_ratio: from the first
-    token on. Both None for the first arm itself. acceptance_by_position: chance that the token at
-    that place of a draft was accepted, given that it was drafted. parts: seconds of all runs by
-    PARTS; they add up to total_seconds. num_same of num_compared texts were the first arm's.
+    decode_ratio: how many times as fast as the first arm from the first token on, which is where
+    arms differ; ratio: from end to end. Both None for the first arm itself.
+    acceptance_by_position: chance that the token at that place of a draft was accepted, given that
+    it was drafted. parts: seconds of all runs by PARTS; they add up to total_seconds. num_same of
+    num_compared texts were the first arm's, largest_gap: of the logits where the others parted.
     """
 
     arm: str
@@ -89,15 +90,14 @@ def figures_of(result: BenchResult, arm: int, category: str | None = None) -> Fi
         largest_gap=max(gaps, default=None),
         reported=_reported(runs),
         ratio=ratio_of(first, runs, _end_to_end) if arm else None,
-        decode_ratio=ratio_of(first, runs, _decode) if arm else None,
+        decode_ratio=ratio_of(first, runs, decoding) if arm else None,
     )
 
 
 def ratio_of(
-    first: Sequence[Run], runs: Sequence[Run], measure: Callable[[Run], float | None] | None = None
+    first: Sequence[Run], runs: Sequence[Run], measure: Callable[[Run], float | None]
 ) -> Ratio | None:
     """How many times as fast `runs` are as `first`, over the prompts both answered."""
-    measure = measure or _end_to_end
     by_prompt: dict[str, list[float]] = defaultdict(list)
     for run, other in pairs(runs, first):
         mine, theirs = measure(run), measure(other)
@@ -110,7 +110,8 @@ def _end_to_end(run: Run) -> float | None:
     return run.seconds_per_token
 
 
-def _decode(run: Run) -> float | None:
+def decoding(run: Run) -> float | None:
+    """Seconds per token after the first; None where there is none."""
     rate = run.decode_tokens_per_second
     return 1 / rate if rate else None
 
@@ -137,25 +138,23 @@ def _reported(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def verdicts(result: BenchResult) -> list[str]:
-    """One sentence for each arm but the first."""
+    """One sentence for each arm but the first, by its decoding: reading the prompt is all alike."""
     return [_verdict(result, arm) for arm in range(1, len(result.arms))]
 
 
 def _verdict(result: BenchResult, arm: int) -> str:
     name, first = result.arm_names[arm], result.arm_names[0]
-    ratio = figures_of(result, arm).ratio
-    if ratio is None:
+    figures = figures_of(result, arm)
+    decode, whole = figures.decode_ratio, figures.ratio
+    if decode is None or whole is None:
         return f"{name} cannot be compared with {first}: no prompt was answered by both."
-    interval = f"{ratio.low:.2f} to {ratio.high:.2f} x at {CONFIDENCE:.0%}, {ratio.count} prompts"
-    if ratio.verdict == "no difference":
-        return (
-            f"{name} shows no difference from {first} that this run can show: "
-            f"{ratio.median:.2f} x ({interval})."
-        )
-    return (
-        f"{name} is {ratio.verdict} than {first}: {ratio.median:.2f} x ({interval})"
-        f"{_extremes(result, arm)}."
+    found = (
+        f"decoding {decode.median:.2f} x ({decode.low:.2f} to {decode.high:.2f} at "
+        f"{CONFIDENCE:.0%}, {decode.count} prompts), whole answers {whole.median:.2f} x"
     )
+    if decode.verdict == "no difference":
+        return f"{name} against {first}: no difference that this run can show; {found}."
+    return f"{name} is {decode.verdict} than {first}: {found}{_extremes(result, arm)}."
 
 
 def _extremes(result: BenchResult, arm: int) -> str:
@@ -163,7 +162,7 @@ def _extremes(result: BenchResult, arm: int) -> str:
     found = {
         category: ratio.median
         for category in result.categories
-        if (ratio := figures_of(result, arm, category).ratio) is not None
+        if (ratio := figures_of(result, arm, category).decode_ratio) is not None
     }
     if len(found) < 2:
         return ""

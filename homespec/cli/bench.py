@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -139,12 +142,18 @@ def _measure(pair: str | None, flags: dict[str, Any]) -> BenchResult:
                     prompts,
                     params,
                     load_seconds=load_seconds,
+                    command=shlex.join(["homespec", *map(_bare, sys.argv[1:])]),
                     progress=progress,
                     peer=peer,
                 )
     finally:
         if peer is not None:
             peer.close()
+
+
+def _bare(word: str) -> str:
+    """A word of the command line, without the folders of this machine."""
+    return os.path.basename(word) if os.path.isabs(word) else word
 
 
 def _sampling(flags: dict[str, Any]) -> SamplingParams:

@@ -32,7 +32,7 @@ def print_result(result: BenchResult) -> None:
 def _speed_table(result: BenchResult, figures: list[Figures]) -> Table:
     first = result.arm_names[0]
     table = _table(
-        "arm", "first token", "prompt", "decode", "answer", "tokens/pass", f"speed / {first}"
+        "arm", "first token", "prompt", "decode", "answer", "tokens/pass", f"decode / {first}"
     )
     for one in figures:
         table.add_row(
@@ -42,7 +42,7 @@ def _speed_table(result: BenchResult, figures: list[Figures]) -> Table:
             _number(one.decode_tokens_per_second, "{:.1f} tok/s"),
             _number(one.seconds, "{:.2f} s"),
             _number(one.mean_acceptance_length, "{:.2f}"),
-            _ratio(one.ratio),
+            _ratio(one.decode_ratio),
         )
         if one.reported:
             table.add_row(
@@ -83,7 +83,10 @@ def _category_table(result: BenchResult, figures: list[Figures]) -> Table:
         table.add_row(
             printable(category),
             *(_number(one.decode_tokens_per_second, "{:.1f}") for one in row),
-            *(_number(one.ratio.median if one.ratio else None, "{:.2f} x") for one in row[1:]),
+            *(
+                _number(one.decode_ratio.median if one.decode_ratio else None, "{:.2f} x")
+                for one in row[1:]
+            ),
         )
     return table
 
@@ -112,7 +115,7 @@ def _ratio(ratio: Ratio | None) -> str:
 def print_comparison(comparison: Comparison) -> None:
     """Two results beside each other on stdout."""
     console = Console(highlight=False)
-    table = _table("arm", "A decode", "B decode", "A answer", "B answer", "speed B / A")
+    table = _table("arm", "A decode", "B decode", "A answer", "B answer", "decode B / A")
     for one in comparison.arms:
         table.add_row(
             printable(one.arm),
