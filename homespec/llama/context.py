@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from homespec.errors import CannotRunError, OutOfMemoryError, RefusedError, UsageError
+from homespec.errors import CannotRunError, DiskError, OutOfMemoryError, RefusedError, UsageError
 from homespec.llama.devices import num_threads
 from homespec.llama.library import clear_errors, last_error, library, note_pass
 from homespec.llama.model import Model
@@ -41,11 +43,13 @@ class ContextParams:
     """Settings of a context. Sizes in tokens; threads 0 means the physical cores.
 
     max_rows: the most tokens of one pass whose logits are asked for (draft depth + 1).
+    sequences: how many share the n_ctx cells (homespec.llama.sequences).
     """
 
     n_ctx: int = 4096
     n_batch: int = 512
     max_rows: int = 33
+    sequences: int = 1
     threads: int = 0
     threads_batch: int = 0
     flash_attention: str = "auto"
@@ -116,7 +120,9 @@ class Context:
         native = self._library.llama_context_default_params()
         native.n_ctx = params.n_ctx
         native.n_batch = native.n_ubatch = min(params.n_batch, params.n_ctx)
-        native.n_seq_max = 1
+        native.n_seq_max = params.sequences
+        # One pool of cells: any lengths mix in a pass, and a prefix is shared, not copied.
+        native.kv_unified = params.sequences > 1
         # Fewer rows than tokens: the logits of a whole batch would take n_batch x n_vocab floats.
         native.n_outputs_max = min(params.max_rows, native.n_batch)
         native.n_threads = params.threads or num_threads()
@@ -187,6 +193,8 @@ class Context:
         except BaseException:
             self._remove_from(before)
             raise
+        if num_rows:  # a device may still be at work; its time belongs to this pass
+            self._library.llama_synchronize(self.pointer)
         last = n - cuts[-2]
         self._tokens.extend(tokens)
         return [LogitsRow(self, i) for i in range(last - num_rows, last)]
@@ -198,8 +206,15 @@ class Context:
         self._position[:n] = np.arange(position, position + n)
         self._wanted[:n] = 0
         self._wanted[n - num_rows : n] = num_rows > 0
+        self.decode(self._batch)
+
+    def decode(self, batch: Any) -> None:
+        """Evaluate a llama_batch; what fails leaves the cache to be cleaned by the caller.
+
+        Raises KeyboardInterrupt where the pass was aborted, OutOfMemoryError, CannotRunError.
+        """
         clear_errors()
-        status = self._library.llama_decode(self.pointer, self._batch)
+        status = self._library.llama_decode(self.pointer, batch)
         if status != 0:
             raise self._pass_error(status)
 
@@ -238,6 +253,34 @@ class Context:
         """Empty the cache."""
         self._library.llama_memory_clear(self._memory, False)
         self._tokens.clear()
+
+    def write_state(self, path: Path) -> None:
+        """Write the tokens and what the cache holds of them. Raises DiskError."""
+        tokens = (ctypes.c_int32 * len(self._tokens))(*self._tokens)
+        clear_errors()
+        written = self._library.llama_state_seq_save_file(
+            self.pointer, os.fsencode(path), 0, tokens, len(tokens)
+        )
+        if not written:
+            raise DiskError(f"{path} cannot be written: {last_error() or 'llama.cpp failed'}.")
+
+    def read_state(self, path: Path) -> None:
+        """Take up what `write_state` wrote, of the same model and cache types.
+
+        Raises RefusedError; the cache is then empty.
+        """
+        self.clear()
+        tokens, count = (ctypes.c_int32 * self.n_ctx)(), ctypes.c_size_t()
+        clear_errors()
+        read = self._library.llama_state_seq_load_file(
+            self.pointer, os.fsencode(path), 0, tokens, self.n_ctx, ctypes.byref(count)
+        )
+        if not read:
+            self.clear()
+            raise RefusedError(
+                f"{path.name} does not fit this context: {last_error() or 'llama.cpp failed'}."
+            )
+        self._tokens.extend(tokens[: count.value])
 
     def _remove_from(self, position: int) -> bool:
         return bool(self._library.llama_memory_seq_rm(self._memory, 0, position, -1))
