@@ -25,8 +25,9 @@ if TYPE_CHECKING:  # an error is told without numpy
     from homespec.decoding.stats import GenerationStats
     from homespec.doctor import Diagnosis
 
-# Everything a terminal might obey, but newline and tab: C0, DEL, C1.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Everything a terminal might obey, but newline and tab: C0, DEL, C1; and what makes it show text
+# in another order than it stands. Letters of languages written from the right need none of those.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def stderr() -> Console:

@@ -23,6 +23,7 @@ FLOORS = {
     "planning": 3,
     "loading": 4.5,
     "engine": 5,
+    "scheduling": 5,
     "checking": 5,
     "shelf": 5,
     "chat": 6,
@@ -43,6 +44,8 @@ DOORS = {
     "yaml": ("models/catalog.py",),
     "rich": ("console.py", "cli.py", "cli/"),
     "click": ("console.py", "cli.py", "cli/"),
+    "markdown_it": ("cli/",),
+    "prompt_toolkit": ("cli/",),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

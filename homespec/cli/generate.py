@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -141,8 +141,16 @@ def _run(generation: Generation, context: Context, shown: dict[str, bool]) -> bo
     return result.finish_reason is FinishReason.CANCELLED
 
 
+class Abortable(Protocol):
+    """Something whose pass can be ended from another thread."""
+
+    def abort(self) -> None:
+        """End the pass under way."""
+        ...
+
+
 @contextmanager
-def stop_on_signal(context: Context) -> Iterator[list[int]]:
+def stop_on_signal(context: Abortable) -> Iterator[list[int]]:
     """Collect Ctrl-C and SIGTERM, and end the pass under way; the list is empty until one comes.
 
     Python runs its handlers between its own instructions, not within a pass that takes seconds: a
@@ -151,9 +159,9 @@ def stop_on_signal(context: Context) -> Iterator[list[int]]:
     arrived: list[int] = []
 
     def note(number: int, _: object) -> None:
-        if arrived:
-            raise KeyboardInterrupt
         arrived.append(number)
+        if len(arrived) > 1:
+            raise KeyboardInterrupt
 
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -56,6 +56,9 @@ class ChatTemplate:
 
     def encode(self, messages: Sequence[Message], **extra: Any) -> list[int]:
         """The prompt's tokens; BOS stands there once, whoever adds it."""
-        text = self.render(messages, **extra)
+        return self.tokenize(self.render(messages, **extra))
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a rendered prompt."""
         add_special = not (self._bos and text.startswith(self._bos))
         return self._tokenizer.encode(text, add_special=add_special, parse_special=True)

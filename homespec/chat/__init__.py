@@ -1,0 +1,1 @@
+"""A conversation with a model: turns, its window on the context, commands, files."""

@@ -1,0 +1,125 @@
+"""`homespec chat`: talk with a model in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from homespec.chat.conversation import Conversation
+from homespec.chat.local_engine import LocalEngine
+from homespec.chat.session import Session
+from homespec.chat.settings import Settings
+from homespec.cli import options
+from homespec.cli.app import INTERRUPTED
+from homespec.cli.chat_input import LineEditor, PlainLines, piped_message
+from homespec.cli.chat_loop import Loop
+from homespec.cli.chat_view import PipeView, TerminalView, View, is_plain_terminal
+from homespec.cli.sizes import reserve_option
+from homespec.console import load_bars
+from homespec.decoding.types import FinishReason
+from homespec.engine import load
+from homespec.errors import UsageError
+from homespec.generation import GenerateParams
+
+
+@click.command("chat")
+@click.argument("pair", required=False)
+@options.model_options
+@click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="System prompt.")
+@click.option("-sysf", "--system-prompt-file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("-p", "--prompt", metavar="TEXT", help="The first message.")
+@click.option("-st", "--single-turn", is_flag=True, help="Answer once and leave.")
+@click.option("--session", "session_name", metavar="NAME", help="Go on with it, and keep it.")
+@click.option(
+    "-n",
+    "--n-predict",
+    type=click.IntRange(-1),
+    default=-1,
+    help="Most new tokens of an answer (default -1: until the model ends).",
+)
+@options.speculation_options
+@options.sampling_options
+@options.load_options
+@reserve_option
+@click.option("-r", "--stop", "stop", multiple=True, metavar="TEXT", help="End before this text.")
+@click.option("--think/--no-think", default=None, help="Ask the template for reasoning, or none.")
+@click.option("--fold", is_flag=True, help="Show of the reasoning only that there is some.")
+@click.option("--show-accepted", is_flag=True, help="Tint the tokens that were drafted.")
+@click.option("--no-markdown", is_flag=True, help="Show answers as they were written.")
+@click.option("--no-stats", is_flag=True, help="No line of figures after an answer.")
+def command(pair: str | None, **flags: Any) -> None:
+    """Talk with a model. /help lists the commands.
+
+    Into a pipe, or out of one, standard input is one message, and its answer alone is printed.
+    """
+    if pair is not None:
+        if flags["model"] or flags["hf_repo"]:
+            raise UsageError("PAIR and -m or -hf both name a model.", hint="Give one of them.")
+        flags["model"] = pair
+    models = options.model_references(flags)
+    loading = models | options.load_params(flags) | {"reserve_bytes": flags.pop("reserve_bytes")}
+    system_file = flags.pop("system_prompt_file")
+    system = flags.pop("system") or (options.read_text(system_file) if system_file else None)
+    once = flags.pop("single_turn")
+    first, session_name = flags.pop("prompt"), flags.pop("session_name")
+    view = _view(flags)
+    settings = _settings(flags)
+    if not sys.stdin.isatty():
+        first, once = piped_message() if first is None else first, True
+    session = Session(session_name) if session_name else None
+    try:
+        with load_bars() as bars:
+            engine = load(download_progress=bars.download, **loading)
+        with engine:
+            conversation = Conversation(LocalEngine(engine), settings, system)
+            try:
+                notes = session.attach(conversation) if session else []
+                code = _talk(conversation, view, first, once, notes)
+            finally:
+                if session:
+                    session.close()
+    finally:
+        if session:
+            session.release()
+    click.get_current_context().exit(code)
+
+
+def _view(flags: dict[str, Any]) -> View:
+    show_accepted, no_markdown = flags.pop("show_accepted"), flags.pop("no_markdown")
+    if is_plain_terminal():
+        return PipeView()
+    return TerminalView(show_accepted=show_accepted, markdown=not no_markdown)
+
+
+def _settings(flags: dict[str, Any]) -> Settings:
+    n_predict = flags.pop("n_predict")
+    if n_predict == 0:
+        raise UsageError("-n 0 asks for no tokens.", hint="Use -1 for no limit.")
+    think, fold, stats = flags.pop("think"), flags.pop("fold"), not flags.pop("no_stats")
+    sampling = options.sampling_params(flags)
+    generate = GenerateParams(max_tokens=None if n_predict < 0 else n_predict, **flags)
+    return Settings(sampling, generate, think, fold, stats)
+
+
+def _talk(
+    conversation: Conversation, view: View, first: str | None, once: bool, notes: list[str]
+) -> int:
+    """The conversation itself; the exit code."""
+    loop = Loop(conversation, PlainLines() if isinstance(view, PipeView) else LineEditor(), view)
+    if not once:
+        view.say(f"{conversation.engine.name}. /help lists the commands, Ctrl-D leaves.")
+    view.say(*notes)
+    if once and first is None:
+        raise UsageError("-st needs a message.", hint="Give one with -p.")
+    with suppress(KeyboardInterrupt):
+        if first is not None:
+            reason = loop.show(conversation.ask(first))
+            if once:
+                return INTERRUPTED if reason is FinishReason.CANCELLED else 0
+        loop.run()
+        return 0
+    return INTERRUPTED
