@@ -111,6 +111,66 @@ class Result:
         }
 
 
+class Answer:
+    """What the rounds of a decoder make of text: pieces as they come, and a result at the end."""
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        prompt: list[int],
+        *,
+        text: TextStream,
+        seed: int,
+        explain: Callable[[], list[str]],
+        resources: Sequence[Closable],
+    ) -> None:
+        self.decoder = decoder
+        self._prompt, self._text, self._seed = prompt, text, seed
+        self._explain, self._resources = explain, resources
+        self._tokens: list[int] = []
+        self._result: Result | None = None
+
+    def push(self, finished: Round) -> Iterator[Chunk]:
+        """The chunks of a round; a stop string in them sets the decoder's `finish_reason`."""
+        for i, token in enumerate(finished.tokens):
+            if token in self.decoder.end_tokens:
+                return
+            self._tokens.append(token)
+            text = self._text.push(token)
+            if self._text.stopped:
+                self.decoder.finish_reason = FinishReason.STOP
+            if text:
+                yield Chunk(text, token, accepted=i < finished.num_accepted)
+            if self._text.stopped:
+                return
+
+    def rest(self) -> Iterator[Chunk]:
+        """What was held back until the end."""
+        text = self._text.flush()
+        if text:
+            yield Chunk(text, self._tokens[-1], accepted=False)
+
+    def finish(self) -> Result:
+        """Cut ids and cache to the text, free the samplers, make the result; once is enough."""
+        if self._result is not None:
+            return self._result
+        self._text.flush()
+        kept = self._tokens[: self._text.num_kept]
+        if self._text.stopped:
+            history = len(self._prompt) + len(kept)
+            target = self.decoder.target
+            target.truncate(min(history, len(target.tokens)))
+        for resource in self._resources:
+            resource.close()
+        stats = self.decoder.stats
+        stats.peak_memory_bytes = peak_memory_bytes()
+        reason = self.decoder.finish_reason or FinishReason.CANCELLED
+        self._result = Result(
+            self._text.text, tuple(kept), reason, self._seed, stats, tuple(self._explain())
+        )
+        return self._result
+
+
 class Generation:
     """A generation under way: iterate for its chunks, then read `result`.
 
@@ -119,81 +179,37 @@ class Generation:
 
     def __init__(
         self,
-        decoder: SpeculativeDecoder,
+        answer: Answer,
         prompt: list[int],
-        params: GenerateParams,
-        *,
-        text: TextStream,
-        seed: int,
-        explain: Callable[[], list[str]],
-        resources: Sequence[Closable],
+        max_tokens: int | None,
         observe: Callable[[Round], None] | None = None,
     ) -> None:
-        self._decoder, self._prompt, self._params = decoder, prompt, params
-        self._text, self._seed = text, seed
-        self._explain, self._resources, self._observe = explain, resources, observe
-        self._tokens: list[int] = []
-        self._result: Result | None = None
+        self._answer, self._observe = answer, observe
+        self._prompt, self._max_tokens = prompt, max_tokens
         self._chunks = self._run()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self._chunks
 
     def _run(self) -> Generator[Chunk]:
-        decoder = self._decoder
+        answer = self._answer
         try:
-            for finished in decoder.generate(self._prompt, self._params.max_tokens):
+            for finished in answer.decoder.generate(self._prompt, self._max_tokens):
                 if self._observe is not None:
                     self._observe(finished)
-                yield from self._push(finished)
-                if self._text.stopped:
-                    decoder.finish_reason = FinishReason.STOP
-                    break
-            rest = self._text.flush()
-            if rest:
-                yield Chunk(rest, self._tokens[-1], False)
+                yield from answer.push(finished)
+            yield from answer.rest()
         finally:
-            self._finish()
-
-    def _push(self, finished: Round) -> Iterator[Chunk]:
-        for i, token in enumerate(finished.tokens):
-            if token in self._decoder.end_tokens:
-                return
-            self._tokens.append(token)
-            text = self._text.push(token)
-            if text:
-                yield Chunk(text, token, accepted=i < finished.num_accepted)
-            if self._text.stopped:
-                return
-
-    def _finish(self) -> Result:
-        """Cut ids and cache to the text, free the samplers, make the result."""
-        if self._result is not None:
-            return self._result
-        self._text.flush()
-        kept = self._tokens[: self._text.num_kept]
-        if self._text.stopped:
-            history = len(self._prompt) + len(kept)
-            target = self._decoder.target
-            target.truncate(min(history, len(target.tokens)))
-        for resource in self._resources:
-            resource.close()
-        stats = self._decoder.stats
-        stats.peak_memory_bytes = peak_memory_bytes()
-        reason = self._decoder.finish_reason or FinishReason.CANCELLED
-        self._result = Result(
-            self._text.text, tuple(kept), reason, self._seed, stats, tuple(self._explain())
-        )
-        return self._result
+            answer.finish()
 
     def cancel(self) -> None:
         """End it here."""
         self._chunks.close()
-        self._finish()
+        self._answer.finish()
 
     @property
     def result(self) -> Result:
         """The result; a generation that is not finished yet is run to its end."""
         for _ in self._chunks:
             pass
-        return self._finish()
+        return self._answer.finish()

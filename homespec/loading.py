@@ -1,0 +1,257 @@
+"""Loading a target: files checked, memory planned, weights read, and its prompts encoded.
+
+What decodes with it is made on top: one sequence by `homespec.engine`, many at once by
+`homespec.scheduling`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from homespec import tuned
+from homespec.drafters.adaptive import Learned, Priors
+from homespec.errors import IncompatiblePairError, LibraryError, UsageError
+from homespec.generation import MAX_DRAFT_DEPTH, Closable, GenerateParams
+from homespec.llama.chat_template import ChatTemplate, Message
+from homespec.llama.context import Context, ContextParams
+from homespec.llama.library import use_exact_kernels
+from homespec.llama.model import ALL_LAYERS, Model
+from homespec.llama.tokenizer import Tokenizer
+from homespec.models.catalog import load_catalog
+from homespec.models.gguf_header import Header
+from homespec.models.memory_plan import Plan
+from homespec.models.text_model import require_text_model
+from homespec.models.tokenizer_check import Compatibility, check_tokenizers
+from homespec.planning import local_header, plan_for, request_for
+from homespec.tuning.invariance import require_invariant
+from homespec.tuning.profile import Profile, load_profile
+
+logger = logging.getLogger(__name__)
+
+Prompt = str | Sequence[Message]
+"""Text, or the messages of a chat."""
+LoadProgress = Callable[[str, float], None]
+"""Called with what is being loaded (`target` or `draft`) and the share done, 0 to 1."""
+
+
+STRICT_EXACT: dict[str, Any] = {
+    "flash_attention": "on",
+    "cache_type_k": "f16",
+    "cache_type_v": "bf16",
+    "repack": False,
+}
+"""What makes llama.cpp's CPU kernels width-invariant, with `use_exact_kernels`; measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadParams:
+    """Where and how the two models are loaded.
+
+    n_ctx: context in tokens, 0 for what the target was trained for. devices: names, None for all.
+    Cache types and flash attention are the target's; the draft has its own. repack: let the CPU
+    keep the weights in its fastest layout. strict_exact: take the target settings under which its
+    logits are the same bits at every width of a pass, so that greedy text, and seeded text under
+    the match rule, is the very text of plain decoding. reserve_bytes: memory left to the rest of
+    the machine, None for the larger of 1 GiB and a tenth. tuned: take what `homespec tune` found
+    for this box and pair, for settings that are left at their defaults.
+    """
+
+    n_ctx: int = 4096
+    n_batch: int = 512
+    gpu_layers: int = ALL_LAYERS
+    draft_gpu_layers: int = ALL_LAYERS
+    devices: tuple[str, ...] | None = None
+    draft_devices: tuple[str, ...] | None = None
+    threads: int = 0
+    threads_batch: int = 0
+    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    draft_flash_attention: str = "auto"
+    draft_cache_type_k: str = "f16"
+    draft_cache_type_v: str = "f16"
+    mmap: bool = True
+    mlock: bool = False
+    repack: bool = True
+    strict_exact: bool = False
+    reserve_bytes: int | None = None
+    tuned: bool = True
+    max_draft_depth: int = MAX_DRAFT_DEPTH
+
+
+R = TypeVar("R", bound=Closable)
+Own = TypeVar("Own", bound="LoadedTarget")
+
+
+class LoadedTarget(ABC):
+    """A target's weights and tokenizer; close it, or use it in a `with` block."""
+
+    def __init__(
+        self,
+        target: Path,
+        draft: Path | None = None,
+        params: LoadParams | None = None,
+        progress: LoadProgress | None = None,
+    ) -> None:
+        """Load the files.
+
+        Raises UsageError, ModelError, IncompatiblePairError, OutOfMemoryError, LibraryError.
+        """
+        params = params or LoadParams()
+        self.profile, _ = load_profile(target, draft) if params.tuned else (None, "")
+        if self.profile is not None:
+            params = _with_profile(params, self.profile)
+            draft = self.profile.draft_path or draft
+        if params.strict_exact:
+            use_exact_kernels()
+            params = replace(params, **STRICT_EXACT)
+        self.compatibility, self.plan = self._plan(target, draft, params)
+        if self.plan.draft is None and draft is not None:
+            logger.warning("%s", self.plan.sentence)
+            draft = None
+        self.params = params = replace(params, **self.plan.load_options())
+        self._open: list[Closable] = []
+        self.draft_context: Context | None = None
+        try:
+            self.model = self._keep(
+                Model(
+                    target,
+                    gpu_layers=params.gpu_layers,
+                    devices=list(params.devices) if params.devices else None,
+                    mmap=params.mmap,
+                    mlock=params.mlock,
+                    repack=params.repack,
+                    progress=named(progress, "target"),
+                )
+            )
+            self.tokenizer = Tokenizer(self.model)
+            if params.strict_exact and self.plan.target.devices:
+                require_invariant(self.model, self._target_context(params))
+            self._open_caches(draft, progress)
+            self.learned = Learned(self._priors())
+        except BaseException:
+            self.close()
+            raise
+
+    def _plan(
+        self, target: Path, draft: Path | None, params: LoadParams
+    ) -> tuple[Compatibility | None, Plan]:
+        """What fits of the pair, and whether it is one."""
+        return check_files(target, draft, params)
+
+    @abstractmethod
+    def _open_caches(self, draft: Path | None, progress: LoadProgress | None) -> None:
+        """Make what decodes; called once, with the draft that the plan has room for."""
+
+    def _priors(self) -> Priors:
+        if self.profile is not None:
+            return tuned.priors(self.profile)
+        if self.draft_context is None:
+            return Priors()
+        return Priors(size_ratio=self.draft_context.model.size_bytes / self.model.size_bytes)
+
+    def _keep(self, resource: R) -> R:
+        self._open.append(resource)
+        return resource
+
+    def _target_context(self, params: LoadParams) -> ContextParams:
+        return ContextParams(
+            n_ctx=params.n_ctx or self.model.n_ctx_train,
+            n_batch=params.n_batch,
+            max_rows=params.max_draft_depth + 1,
+            threads=params.threads,
+            threads_batch=params.threads_batch,
+            flash_attention=params.flash_attention,
+            cache_type_k=params.cache_type_k,
+            cache_type_v=params.cache_type_v,
+            snapshots=params.max_draft_depth + 1 if self.model.recurrent else 0,
+        )
+
+    def _tokens(
+        self, prompt: Prompt | list[int], system: str | None, params: GenerateParams
+    ) -> list[int]:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], int):
+            return [int(token) for token in prompt]
+        return self.encode(cast("Prompt", prompt), system=system, raw=params.raw)
+
+    def encode(self, prompt: Prompt, *, system: str | None = None, raw: bool = False) -> list[int]:
+        """A prompt's tokens: text or messages through the chat template; `raw` text as it stands.
+
+        Raises UsageError for an empty prompt, ModelError for a model without a chat template.
+        """
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise UsageError("The prompt is empty.", hint="Give some text to answer.")
+            if raw:
+                return self.tokenizer.encode(prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        if system:
+            prompt = [{"role": "system", "content": system}, *prompt]
+        return ChatTemplate(self.model, self.tokenizer).encode(prompt)
+
+    def close(self) -> None:
+        """Free caches and weights; once is enough, twice does no harm."""
+        while self._open:
+            self._open.pop().close()
+
+    def __enter__(self: Own) -> Own:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def check_files(
+    target: Path, draft: Path | None, params: LoadParams
+) -> tuple[Compatibility | None, Plan]:
+    """Read the headers: a bad file, a wrong pair or short memory is told before any weights."""
+    header = _readable(target)
+    compatibility, drafts = None, []
+    if draft is not None:
+        drafts = [_readable(draft)]
+        compatibility = check_tokenizers(header, drafts[0])
+        if compatibility.verdict == "incompatible":
+            raise IncompatiblePairError(
+                f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
+                hint="Choose a draft of the same model family, or go without: --spec-type ngram.",
+            )
+    request = request_for(params, reserve_bytes=params.reserve_bytes)
+    return compatibility, plan_for(header, drafts, request, catalog=load_catalog())
+
+
+def _readable(path: Path) -> Header:
+    """The header of a model, split or not, that llama.cpp can write text with."""
+    header = local_header(path)
+    require_text_model(header)
+    return header
+
+
+def _with_profile(params: LoadParams, profile: Profile) -> LoadParams:
+    """The measured settings in the place of defaults; what was asked for stays."""
+    default = LoadParams()
+    measured = {
+        name: value
+        for name, value in tuned.load_options(profile).items()
+        if getattr(params, name) == getattr(default, name)
+    }
+    if profile.strict_by_default and not params.strict_exact:
+        with suppress(LibraryError):  # too late in this process: then it is the fast settings
+            use_exact_kernels()
+            measured["strict_exact"] = True
+    return replace(params, **measured)
+
+
+def named(progress: LoadProgress | None, name: str) -> Callable[[float], None] | None:
+    return None if progress is None else lambda share: progress(name, share)
