@@ -11,10 +11,12 @@ and takes T(k) = draft(k) + pass(k + 1) seconds. The best depth is that of the h
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from homespec.decoding.types import Round
@@ -137,3 +139,33 @@ def best_depth(
         if choice.rate > best.rate:
             best = choice
     return best
+
+
+def best_depths(
+    rates: Sequence[Sequence[float]], pass_seconds: Callable[[int], float], limit: int
+) -> list[int]:
+    """The depths of several sequences in one pass with the most expected tokens per second in all.
+
+    rates: for each sequence, the chance of acceptance of each token it has drafted, given all
+    before it. limit: the most drafted tokens in sum. With one sequence it is `best_depth` of a
+    draft that costs nothing.
+    """
+    # A token counts with the chance that it is reached and accepted. That falls along a draft, so
+    # the likeliest tokens of all are, however many are taken, a beginning of each draft.
+    reached = [
+        (reach, number)
+        for number, chances in enumerate(rates)
+        for reach in accumulate(chances, operator.mul)
+    ]
+    reached.sort(key=lambda one: -one[0])
+    width = len(rates)
+    tokens, best, best_rate = float(width), 0, width / pass_seconds(width)
+    for count, (reach, _) in enumerate(reached[:limit], start=1):
+        tokens += reach
+        rate = tokens / pass_seconds(width + count)
+        if rate > best_rate:
+            best, best_rate = count, rate
+    depths = [0] * width
+    for _, number in reached[:best]:
+        depths[number] += 1
+    return depths

@@ -1,0 +1,43 @@
+"""N-gram lookup that says, before it drafts, how likely each token is to be accepted.
+
+Many sequences in a pass share what it can hold: their lookups are weighed against each other
+(homespec.decoding.depth.best_depths), and all of them learn in one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homespec.decoding.types import Draft, Round, TokenId
+from homespec.drafters.adaptive import RateTable
+from homespec.drafters.ngram import NgramDrafter
+
+
+class RatedLookup:
+    """Drafts for one sequence; keeps the Drafter protocol.
+
+    matches: the chance that a match of a length goes on, shared by the sequences.
+    """
+
+    name = "ngram"
+
+    def __init__(self, matches: RateTable, ngram: NgramDrafter | None = None) -> None:
+        self._matches, self._ngram = matches, ngram or NgramDrafter()
+
+    def rates(self, committed: Sequence[TokenId], max_tokens: int) -> list[float]:
+        """Chance of acceptance, given all before it, of each token that could be drafted."""
+        if max_tokens < 1:
+            return []
+        found = len(self._ngram.propose(committed, max_tokens).tokens)
+        length = self._ngram.match_length
+        return [self._matches[length + i].value for i in range(found)]
+
+    def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
+        """What followed the longest match, up to `max_tokens`."""
+        return self._ngram.propose(committed, max_tokens)
+
+    def observe(self, finished: Round) -> None:
+        """Learn from a round; one cut by its depth says nothing of what lay beyond."""
+        self._ngram.observe(finished)
+        for i in range(min(finished.num_accepted + 1, len(finished.draft.tokens))):
+            self._matches[self._ngram.match_length + i].observe(i < finished.num_accepted)

@@ -1,0 +1,1 @@
+"""Many sequences at once over one model: continuous batching, a step at a time."""

@@ -1,0 +1,158 @@
+"""A target loaded for many sequences at once."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from homespec.decoding.depth import PassCost
+from homespec.decoding.sampling import MAX_SEED, SamplingParams
+from homespec.drafters.adaptive import Priors
+from homespec.errors import PlanError, UsageError
+from homespec.generation import GenerateParams
+from homespec.llama.context import Context
+from homespec.llama.sequences import SequenceCache
+from homespec.loading import LoadedTarget, LoadParams, LoadProgress, Prompt, check_files
+from homespec.models.memory_plan import Plan
+from homespec.models.pairs import fetch_pair, find_pair
+from homespec.models.references import Progress
+from homespec.models.tokenizer_check import Compatibility
+from homespec.scheduling import parallel as counts
+from homespec.scheduling.job import Request
+from homespec.scheduling.scheduler import ScheduleParams, Scheduler
+
+MAX_PARALLEL = 128
+_ROWS_EACH = 3  # logits of a pass: drafts are shared out, a few sequences take more
+_LEAST_ROWS = 32
+
+
+class ParallelEngine(LoadedTarget):
+    """A target with a cache for many sequences, and the scheduler that runs them.
+
+    parallel: how many run at once. row_ctx: tokens that one may hold, prompt and answer.
+    """
+
+    cache: SequenceCache
+
+    def __init__(
+        self,
+        target: Path,
+        params: LoadParams | None = None,
+        progress: LoadProgress | None = None,
+        *,
+        parallel: int | None = None,
+        most: int = counts.COUNTS[-1],
+        prompt_chunk: int = 512,
+        keep: int = 2,
+    ) -> None:
+        """Load the target.
+
+        params: as for Engine; n_ctx is what one sequence may hold. parallel: None for the number
+        that this machine does best with, `most` at most. prompt_chunk, keep: as ScheduleParams
+        have them. Raises as Engine does.
+        """
+        if parallel is not None and not 1 <= parallel <= MAX_PARALLEL:
+            raise UsageError(f"{parallel} sequences at once are not 1 to {MAX_PARALLEL}.")
+        self.parallel = max(1, min(most, counts.COUNTS[-1])) if parallel is None else parallel
+        self._chosen = parallel is not None or self.parallel == 1
+        self._kept = keep
+        self._cost: PassCost | None = None
+        super().__init__(target, None, params, progress)
+        schedule = ScheduleParams(self.parallel, self.row_ctx, prompt_chunk, keep)
+        self.scheduler = Scheduler(self.cache, self.tokenizer, self.learned, schedule)
+
+    def _plan(
+        self, target: Path, draft: Path | None, params: LoadParams
+    ) -> tuple[Compatibility | None, Plan]:
+        """As many cells as fit, up to what so many sequences take mostly."""
+
+        def sized(cells: int) -> Plan:
+            wanted = replace(params, n_ctx=cells, max_draft_depth=self._num_rows() - 1)
+            return check_files(target, None, wanted)[1]
+
+        def fits(cells: int) -> bool:
+            try:
+                sized(cells)
+            except PlanError:
+                return False
+            return True
+
+        self.row_ctx = sized(params.n_ctx).target.n_ctx  # refuses what holds not even one
+        return None, sized(counts.largest_that_fits(fits, self._num_cells(), self.row_ctx))
+
+    def _num_rows(self) -> int:
+        return max(self.parallel * _ROWS_EACH, _LEAST_ROWS)
+
+    def _num_cells(self) -> int:
+        return max(self.row_ctx, self.parallel * min(self.row_ctx, counts.CELLS_EACH))
+
+    def _open_caches(self, draft: Path | None, progress: LoadProgress | None) -> None:
+        if not self._chosen:
+            self._cost = super()._priors().cost or self._probe()
+            self.parallel = counts.best_parallel(self._cost, self.parallel)
+        settings = replace(
+            self._target_context(self.params),
+            n_ctx=min(self._num_cells(), self.params.n_ctx),
+            max_rows=self._num_rows(),
+            sequences=max(self.parallel + self._kept, 2),
+            snapshots=0,
+        )
+        self.cache = self._keep(SequenceCache(self.model, settings))
+
+    def _probe(self) -> PassCost:
+        widest = max(counts.PROBE_WIDTHS)
+        length = counts.PROBE_CONTEXT + widest
+        settings = replace(
+            self._target_context(self.params), n_ctx=length, n_batch=length, max_rows=widest
+        )
+        with Context(self.model, settings) as context:
+            return counts.probe(context)
+
+    def _priors(self) -> Priors:
+        known = super()._priors()
+        return replace(known, cost=known.cost or self._cost)
+
+    def request(
+        self,
+        prompt: Prompt | list[int],
+        *,
+        system: str | None = None,
+        sampling: SamplingParams | None = None,
+        params: GenerateParams | None = None,
+    ) -> Request:
+        """What `scheduler.submit` takes, for text, messages or token ids.
+
+        Without a seed one is drawn. Raises as `encode`.
+        """
+        params, sampling = params or GenerateParams(), sampling or SamplingParams()
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=random.SystemRandom().randint(0, MAX_SEED))
+        return Request(self._tokens(prompt, system, params), sampling, params)
+
+    def close(self) -> None:
+        """Drop all jobs, free caches and weights; once is enough, twice does no harm."""
+        if "scheduler" in vars(self) and self._open:
+            self.scheduler.close()
+        super().close()
+
+
+def load_parallel(
+    target: str | os.PathLike[str] | None = None,
+    *,
+    catalog: str | os.PathLike[str] | None = None,
+    offline: bool = False,
+    progress: LoadProgress | None = None,
+    download_progress: Progress | None = None,
+    load: LoadParams | None = None,
+    **options: Any,
+) -> ParallelEngine:
+    """Load a target, named as for `homespec.load`; a pair's draft is not used.
+
+    options: of ParallelEngine: parallel, most, prompt_chunk, keep.
+    """
+    pair = find_pair(target, None, catalog=catalog, offline=offline)
+    path, _ = fetch_pair(replace(pair, drafts=()), progress=download_progress, offline=offline)
+    return ParallelEngine(path, load, progress, **options)

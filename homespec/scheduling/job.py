@@ -1,0 +1,181 @@
+"""A sequence to be generated: what is asked, how far it is, and its result."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+from homespec.decoding.depth import FixedDepth
+from homespec.decoding.sampling import SamplingParams
+from homespec.decoding.speculative import Proposal, SpeculativeDecoder
+from homespec.decoding.stats import clock
+from homespec.decoding.text import TextStream
+from homespec.decoding.types import Row
+from homespec.decoding.verify import RULES
+from homespec.drafters.adaptive import RateTable
+from homespec.drafters.none import NoDrafter
+from homespec.drafters.rated_lookup import RatedLookup
+from homespec.errors import ContextFullError, HomespecError, UsageError
+from homespec.generation import MAX_DRAFT_DEPTH, Answer, Chunk, GenerateParams, Result
+from homespec.llama.model import Model
+from homespec.llama.sampler import SamplerChain
+from homespec.llama.sequences import CachedSequence
+from homespec.llama.tokenizer import Tokenizer
+
+_DEPTH = 16  # the longest lookup of a sequence, where no other depth is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a sequence is to do.
+
+    tokens: the prompt. sampling: with a seed, which alone gives the random stream: the text does
+    not depend on what runs beside it (up to near-ties, docs/exactness.md). params: drafting is by
+    lookup or none, and the rule is `match` unless asked otherwise.
+    """
+
+    tokens: list[int]
+    sampling: SamplingParams
+    params: GenerateParams = field(default_factory=GenerateParams)
+
+
+class Job:
+    """A request on its way. `result` or `error` is set when it has ended.
+
+    drafter: None where nothing may be drafted.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        model: Model,
+        tokenizer: Tokenizer,
+        matches: RateTable | None,
+        n_ctx: int,
+    ) -> None:
+        """Raises ContextFullError, and UsageError for what cannot be done."""
+        params, sampling = request.params, request.sampling
+        if sampling.seed is None:
+            raise UsageError("A sequence needs a seed.")
+        _check_prompt(request.tokens, n_ctx, model.n_vocab)
+        if params.spec_type == "draft_model":
+            raise UsageError(
+                "Many sequences at once are not drafted by a model.",
+                hint="Take --spec-type ngram or none.",
+            )
+        end_tokens = tokenizer.end_tokens
+        if params.ignore_eos:
+            banned = tuple((token, float("-inf")) for token in end_tokens)
+            sampling = replace(sampling, logit_bias=(*sampling.logit_bias, *banned))
+            end_tokens = frozenset()
+        self.request = request
+        self.result: Result | None = None
+        self.error: HomespecError | None = None
+        self.submitted = clock()
+        self.sequence: CachedSequence | None = None
+        drafts = matches is not None and params.spec_type != "none"
+        self.drafter = RatedLookup(matches) if matches is not None and drafts else None
+        self.max_depth = _DEPTH if params.draft_depth is None else params.draft_depth
+        self._chain = SamplerChain(model, sampling)
+        self._rule = RULES["greedy" if sampling.greedy else params.rule or "match"]
+        self._end_tokens = end_tokens
+        self._text = TextStream(tokenizer.piece, params.stop)
+        self._answer: Answer | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.result is not None or self.error is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self._answer.decoder.stats.num_tokens if self._answer else 0
+
+    @property
+    def decoder(self) -> SpeculativeDecoder:
+        """Its decoder, once it was placed."""
+        assert self._answer is not None
+        return self._answer.decoder
+
+    @property
+    def committed(self) -> list[int]:
+        """The final tokens, prompt included."""
+        return self._answer.decoder.committed if self._answer else self.request.tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens that the cache lacks; one of them, unless a prompt is being read."""
+        return len(self.committed) - (len(self.sequence.tokens) if self.sequence else 0)
+
+    def place(self, sequence: CachedSequence) -> None:
+        """Give it a sequence of the cache; after `displace` its history is read anew."""
+        self.sequence = sequence
+        if self._answer is not None:
+            self._answer.decoder.target = sequence
+            return
+        decoder = SpeculativeDecoder(
+            target=sequence,
+            drafter=self.drafter or NoDrafter(),
+            sampler=self._chain,
+            rule=self._rule,
+            policy=FixedDepth(MAX_DRAFT_DEPTH),  # the scheduler chooses
+            uniform=random.Random(self.request.sampling.seed).random,
+            end_tokens=self._end_tokens,
+            min_draft=self.request.params.min_draft,
+        )
+        self._answer = Answer(
+            decoder,
+            self.request.tokens,
+            text=self._text,
+            seed=self.request.sampling.seed or 0,
+            explain=list,
+            resources=[self._chain],
+        )
+        decoder.begin(self.request.tokens, self.request.params.max_tokens)
+
+    def displace(self) -> None:
+        """Take its cells away."""
+        if self.sequence is not None:
+            self.sequence.close()
+            self.sequence = None
+
+    def advance(
+        self, rows: list[Row], proposal: Proposal, cached: int, seconds: float
+    ) -> list[Chunk]:
+        """Commit what the pass gave; the text that came with it."""
+        assert self._answer is not None
+        decoder = self._answer.decoder
+        finished = decoder.commit(proposal, rows, cached, seconds)
+        decoder.note(finished)
+        chunks = list(self._answer.push(finished))
+        if decoder.finish_reason is not None:
+            chunks += self._answer.rest()
+            self.result = self._answer.finish()
+        return chunks
+
+    def fail(self, error: HomespecError) -> None:
+        """End it with an error."""
+        self.error = error
+        self._chain.close()
+
+    def cancel(self) -> None:
+        """End it here: the result is what came so far."""
+        if self.done:
+            return
+        if self._answer is not None:
+            self.result = self._answer.finish()
+        else:
+            self.fail(HomespecError("It was dropped before it began."))
+
+
+def _check_prompt(tokens: list[int], n_ctx: int, n_vocab: int) -> None:
+    if not tokens:
+        raise UsageError("The prompt is empty.", hint="Give at least one token of text.")
+    if len(tokens) > n_ctx:
+        raise ContextFullError(
+            f"The prompt has {len(tokens)} tokens, but the context holds {n_ctx}.",
+            hint="Shorten the prompt or ask for a larger context with -c.",
+        )
+    if not (min(tokens) >= 0 and max(tokens) < n_vocab):
+        raise UsageError(f"Token ids must lie between 0 and {n_vocab - 1}.")
