@@ -55,6 +55,35 @@ def test_the_native_macros_are_those_of_this_cpu(compilers: toolchain.Toolchain)
         assert (f"__{feature.upper()}__" in compilers.native_macros) == (feature in cpu), feature
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="is about the linker of Linux")
+def test_copies_of_the_cpp_runtime_are_kept_apart(
+    compilers: toolchain.Toolchain, tmp_path: Path
+) -> None:
+    lone = tmp_path / "c++"  # a compiler that was moved away from its shared runtime
+    lone.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in -print-file-name=libstdc++.so) echo libstdc++.so;; '
+        f'*) exec {compilers.cxx} "$@";; esac\n'
+    )
+    lone.chmod(0o755)
+    flags = toolchain.choose_link_flags(str(lone))
+    if not flags:
+        pytest.skip("this compiler has no libstdc++.a")
+    assert toolchain.choose_link_flags(compilers.cxx) == ()
+    source = tmp_path / "library.cpp"
+    source.write_text('#include <iostream>\nextern "C" void hello() { std::cerr << 1.5; }\n')
+    exported = []
+    for added in ((), flags):
+        library = tmp_path / "library.so"
+        command = [compilers.cxx, "-fPIC", "-shared", "-static-libstdc++", *added, source]
+        subprocess.run([*command, "-o", library], check=True)
+        listing = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True)
+        exported.append(listing.split()[2::3])
+    assert "_ZSt4cerr" in exported[0]
+    assert "hello" in exported[1]
+    assert "_ZSt4cerr" not in exported[1]
+
+
 def test_compilers_that_do_not_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/bin/false")
     with pytest.raises(diagnosis.SetupError, match="/bin/false"):
@@ -235,6 +264,7 @@ def test_the_key_tells_builds_apart(
         replace(plain_recipe, backend=backends.choose_backend("cuda", OtherMachine(outputs=NVCC))),
         replace(plain_recipe, toolchain=replace(tools, version="gcc 13.2.0")),
         replace(plain_recipe, toolchain=replace(tools, native_macros=frozenset())),
+        replace(plain_recipe, toolchain=replace(tools, link_flags=toolchain.HIDE_RUNTIME)),
         replace(plain_recipe, amx=toolchain.AmxChoice(KEEP_STORES, "cured")),
         replace(plain_recipe, variables={"CMAKE_ARGS": "-DGGML_NATIVE=OFF"}),
     ]

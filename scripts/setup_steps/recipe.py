@@ -37,7 +37,7 @@ class Recipe:
             self.backend.identity,
             self.toolchain.version,
             sorted(self.toolchain.native_macros),
-            self.amx.flags,
+            (*self.amx.flags, *self.toolchain.link_flags),
             sorted(self.variables.items()),
             platform.system(),
             platform.machine(),
@@ -59,11 +59,13 @@ class Recipe:
     def environment(self, jobs: int) -> dict[str, str]:
         """The environment of the build."""
         flags = " ".join(self.amx.flags)
+        link_flags = " ".join(self.toolchain.link_flags)
         added = {
             "CC": self.toolchain.cc,
             "CXX": self.toolchain.cxx,
             "CFLAGS": f"{self.variables.get('CFLAGS', '')} {flags}".strip(),
             "CXXFLAGS": f"{self.variables.get('CXXFLAGS', '')} {flags}".strip(),
+            "LDFLAGS": f"{self.variables.get('LDFLAGS', '')} {link_flags}".strip(),
             "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
             **self.backend.environment,
         }
@@ -77,7 +79,7 @@ class Recipe:
             "backend_reason": self.backend.reason,
             "compiler": self.toolchain.version,
             "amx": self.amx.note,
-            "added_flags": list(self.amx.flags),
+            "added_flags": [*self.amx.flags, *self.toolchain.link_flags],
             "settings": self.settings(),
             "variables": dict(self.variables),
             "native_macros": sorted(self.toolchain.native_macros),

@@ -29,13 +29,15 @@ class Toolchain:
     """A working pair of compilers.
 
     `native_macros`: what the compiler predefines for this very CPU beyond the usual,
-    `{"__AVX2__", ...}`; they decide which kernels a native build holds.
+    `{"__AVX2__", ...}`; they decide which kernels a native build holds. `link_flags`: what the
+    libraries are linked with beyond the usual.
     """
 
     cc: str
     cxx: str
     version: str
     native_macros: frozenset[str]
+    link_flags: tuple[str, ...] = ()
 
 
 class Amx(Enum):
@@ -46,6 +48,10 @@ class Amx(Enum):
     SOUND = "compiled correctly"
     BROKEN = "miscompiled"
 
+
+# A compiler without the shared C++ runtime puts a copy into each of llama.cpp's libraries; where
+# the copies see each other, half of one is used with half of another, and the first regex crashes.
+HIDE_RUNTIME = ("-Wl,--exclude-libs,libstdc++.a",)
 
 # Dropping the stores is dead store elimination at work; it is done on trees and on RTL.
 KEEP_STORES = ("-fno-tree-dse", "-fno-dse")
@@ -73,13 +79,23 @@ def find_toolchain() -> Toolchain:
     for cc, cxx in pairs:
         if shutil.which(shlex.split(cc)[0]) and _compiles(cxx, SMALL_PROGRAM):
             version = _output([*shlex.split(cxx), "--version"]).split("\n", 1)[0]
-            return Toolchain(cc, cxx, version, native_macros(cxx))
+            return Toolchain(cc, cxx, version, native_macros(cxx), choose_link_flags(cxx))
     if named:
         raise SetupError(
             f"The compilers named by CC and CXX ({pairs[0][0]}, {pairs[0][1]}) do not work.",
             hint="Unset the two, or name compilers that build a C++ program.",
         )
     raise SetupError("No working C++ compiler was found.", hint=how_to_install("compiler"))
+
+
+def choose_link_flags(cxx: str) -> tuple[str, ...]:
+    """The flags that keep copies of the C++ runtime apart, where this compiler makes copies."""
+
+    def has(library: str) -> bool:
+        # A name that comes back without a folder is one that the compiler does not find.
+        return "/" in _output([*shlex.split(cxx), f"-print-file-name={library}"])
+
+    return HIDE_RUNTIME if has("libstdc++.a") and not has("libstdc++.so") else ()
 
 
 def native_macros(cxx: str) -> frozenset[str]:
