@@ -18,6 +18,7 @@ from homespec.models.memory_plan import Plan, PlanRequest, plan
 from homespec.models.references import shard_names
 
 _NO_PINNED_MEMORY = ("MTL", "Metal", "RPC")
+_F16_ATTENTION = ("CUDA", "ROCm", "MUSA")  # one code for all three
 
 
 def this_machine() -> Machine:
@@ -122,4 +123,5 @@ def _device_memory(device: Device) -> DeviceMemory:
         kind=device.kind,
         unified=metal or device.kind == "igpu",
         pinned_host=not device.name.startswith(_NO_PINNED_MEMORY),
+        f16_attention=device.name.startswith(_F16_ATTENTION),
     )

@@ -182,6 +182,32 @@ def test_a_tied_table_is_copied_to_where_the_output_is(shaped: Callable[..., Pat
     assert parts[RAM].kv == 0
 
 
+@pytest.mark.parametrize(
+    ("settings", "layers", "kv", "compute"),
+    [
+        (ContextSettings(n_ctx=512), 33, 64.0, 108.5),
+        (ContextSettings(), 33, 512.0, 112.0),
+        (ContextSettings(n_ctx=32768), 33, 4096.0, 140.0),
+        (ContextSettings(n_ctx=131072), 33, 16384.0, 236.0),
+        (ContextSettings(cache_type_k="q8_0", cache_type_v="q8_0"), 33, 272.0, 112.1),
+        (ContextSettings(n_ctx=32768, cache_type_k="q8_0", cache_type_v="q8_0"), 33, 2176.0, 192.1),
+        (ContextSettings(flash_attention="off"), 33, 512.0, 300.0),
+        (ContextSettings(n_ctx=16384, n_batch=2048), 33, 2048.0, 496.0),
+        (ContextSettings(), 16, 240.0, 124.5),
+    ],
+)
+def test_the_buffers_on_a_gpu_are_those_that_were_allocated_there(
+    shaped: Callable[..., Path], settings: ContextSettings, layers: int, kv: float, compute: float
+) -> None:
+    """kv, compute: MiB in llama.cpp's log on an NVIDIA H200 (docs/gpu.md)."""
+    shape = model_shape(read_header(shaped("llama-3.1-8b")))
+    device = DeviceMemory("CUDA0", 140 * GIB, 139 * GIB, f16_attention=True)
+    parts = estimate(shape, settings, place_layers(32, layers, (device,)), FEATURES)["CUDA0"]
+    assert parts.kv / MIB == kv
+    # Too much by a few MiB is fine; with layers in RAM, by one more of the largest matrices.
+    assert compute <= parts.compute / MIB <= 1.1 * compute + (20 if layers < 33 else 0)
+
+
 def test_layers_go_to_devices_as_llama_cpp_splits_them() -> None:
     one, two = DeviceMemory("A", 8 * GIB, 6 * GIB), DeviceMemory("B", 8 * GIB, 2 * GIB)
     names = [device.name if device else "-" for device in place_layers(8, 8, (one, two)).layers]

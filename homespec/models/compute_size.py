@@ -4,7 +4,7 @@ llama.cpp builds the graph of a whole batch and packs the results that live at t
 most of them live in one of four phases; widths are of float rows, one for each token of the batch:
 
 - attention: three of the hidden state's width, two of the queries' and, without flash attention,
-  heads x cells for the scores;
+  heads x cells for the scores; with it, on some devices, f16 copies of keys and values;
 - feed-forward: three of its width (up, gate, their product) and four of the hidden state's;
 - experts: the outputs of all that are used, twice, their width once, three hidden states;
 - recurrent: three of the convolution's input and three hidden states, or six of the inner width
@@ -20,6 +20,7 @@ from homespec.models.model_shape import ModelShape
 from homespec.models.placement import ContextSettings, Placement
 
 _FLOAT = 4
+_F16 = 2
 _MASK = 2
 _INDEX = 8  # where each token's values go, by element when they are stored transposed
 _PIPELINE_COPIES = 4  # of a pass's inputs, where several devices work on several passes at once
@@ -35,6 +36,7 @@ def compute_bytes(
     inputs = _inputs(shape, settings)
     state = settings.batch * shape.embedding_width * _FLOAT
     layers, logits = inputs + _layer_phases(shape, settings), _logits(shape, settings)
+    attention = inputs + _attention(shape, settings) + _f16_copies(shape, settings)
     last = placement.layers[-1]
     sizes = {ram: inputs + 2 * state}
     if not whole:
@@ -42,7 +44,8 @@ def compute_bytes(
         sizes[ram] = most + work_bytes(shape, settings)
     for device in devices:
         has_layers = device in placement.layers[:-1]
-        sizes[device.name] = max(layers * has_layers, logits * (device == last))
+        most = max(layers, attention * device.f16_attention)
+        sizes[device.name] = max(most * has_layers, logits * (device == last))
     if whole and len(devices) > 1:
         extra = (_PIPELINE_COPIES - 1) * inputs + 2 * _PIPELINE_COPIES * state
         sizes = {name: size + extra for name, size in sizes.items()}
@@ -53,18 +56,33 @@ def compute_bytes(
 
 def _layer_phases(shape: ModelShape, settings: ContextSettings) -> int:
     """The bytes of the fullest phase of a layer, without the masks."""
-    width, queries = shape.embedding_width, shape.query_width
-    phases = [3 * width + 2 * queries, 3 * shape.feed_forward_width + 4 * width]
-    if not settings.uses_flash_attention:
-        phases[0] += shape.heads * settings.cells
+    width = shape.embedding_width
+    phases = [3 * shape.feed_forward_width + 4 * width]
     if shape.experts_used:
         inner = shape.expert_width * shape.experts_used
         phases.append(2 * width * shape.experts_used + inner + 3 * width)
         phases.append(3 * inner + 5 * width)
-    size = max(phases) * settings.batch * _FLOAT
+    size = max(_attention(shape, settings), max(phases) * settings.batch * _FLOAT)
     if shape.recurrent:
         size = max(size, _recurrent_phase(shape, settings))
     return size
+
+
+def _attention(shape: ModelShape, settings: ContextSettings) -> int:
+    width = 3 * shape.embedding_width + 2 * shape.query_width
+    if not settings.uses_flash_attention:
+        width += shape.heads * settings.cells
+    return width * settings.batch * _FLOAT
+
+
+def _f16_copies(shape: ModelShape, settings: ContextSettings) -> int:
+    """Keys and values of the widest layer, where the cache holds them in another type."""
+    if not settings.uses_flash_attention:
+        return 0
+    keys = max((layer.key_width for layer in shape.layers), default=0)
+    values = max((layer.value_width for layer in shape.layers), default=0)
+    width = keys * (settings.cache_type_k != "f16") + values * (settings.cache_type_v != "f16")
+    return settings.cells * width * _F16
 
 
 def _recurrent_phase(shape: ModelShape, settings: ContextSettings) -> int:

@@ -64,6 +64,7 @@ class DeviceMemory:
     unified: its memory is the machine's RAM, so what lies on it counts there too.
     pinned_host: its driver offers pinned host memory; llama.cpp then leaves the CPU's layers as
     they are, instead of copying them into the CPU's fastest layout.
+    f16_attention: its flash attention reads f16 only, so caches of other types are copied for it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class DeviceMemory:
     kind: str = "gpu"
     unified: bool = False
     pinned_host: bool = True
+    f16_attention: bool = False
 
     @property
     def default_reserve_bytes(self) -> int:
