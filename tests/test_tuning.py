@@ -48,6 +48,7 @@ from homespec.tuning.measure import (
     interleave,
     medians,
     opened,
+    settled,
     thread_counts,
 )
 from homespec.tuning.ngram_rates import longest_match, match_rates
@@ -290,6 +291,21 @@ def test_a_contest_drops_what_falls_behind_and_leaves_out_what_cannot_be() -> No
     assert timed["f16"] == timed["bf16"] == MAX_ROUNDS > timed["f32"]
     # As good as equal: the one that stands first is taken.
     assert cheapest(ranked, tried).switches.cache_type_k == "bf16"
+
+
+def test_a_device_gets_a_pass_recorded_before_it_is_timed(tiny: Path) -> None:
+    with Model(tiny) as model, Context(model, ContextParams(n_ctx=64)) as context:
+        widths: list[int] = []
+
+        def timed(_: Context, width: int) -> float:
+            widths.append(width)
+            return float(len(widths))
+
+        for on_devices, passes in ((False, 1), (True, 3)):
+            widths.clear()
+            model.on_devices = on_devices
+            assert settled(context, 5, timed) == passes
+            assert widths == [5] * passes
 
 
 def test_thread_counts_reach_from_all_cores_down() -> None:

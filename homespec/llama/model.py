@@ -48,6 +48,7 @@ class Model:
         params.use_extra_bufts = repack
         # llama.cpp reads both pointers during the load only.
         handles = self._device_handles(gpu_layers, devices)
+        self.on_devices = gpu_layers != 0 and bool(offload_devices(devices))
         if handles is not None:
             params.devices = ctypes.addressof(handles)
         watch = _LoadWatch(progress)

@@ -31,6 +31,7 @@ from homespec.tuning.measure import (
     interleave,
     opened,
     points,
+    settled,
     time_table,
     time_token,
 )
@@ -164,7 +165,9 @@ class DraftTuner:
             time_token(context)
 
             def time() -> Timings:
-                return {f"{n}.{i}": time_token(context, n) for n in (1, 2) for i in range(3)}
+                return {
+                    f"{n}.{i}": settled(context, n, time_token) for n in (1, 2) for i in range(3)
+                }
 
             return time
 

@@ -34,6 +34,7 @@ from homespec.tuning.measure import (
     opened,
     points,
     score,
+    settled,
     time_pass,
     time_table,
 )
@@ -125,7 +126,7 @@ class TargetTuner:
             context = stack.enter_context(opened(model, switches, length + max(WIDTHS)))
             fill(context, length)
             time_pass(context, max(CONTEST_WIDTHS))
-            return lambda: {str(n): time_pass(context, n) for n in CONTEST_WIDTHS}
+            return lambda: {str(n): settled(context, n) for n in CONTEST_WIDTHS}
 
         ranked = contest(tried, ready, 0.12 * self.budget)
         if not ranked:
