@@ -130,10 +130,11 @@ def print_diagnosis(diagnosis: Diagnosis, settings: dict[str, Any]) -> None:
             f"decode {decode['tokens_per_second']:.1f} tok/s"
         )
     if widths := diagnosis.stages.get("widths"):
-        console.print(_promise(widths, settings))
+        kinds = {device["kind"] for device in library.get("devices", [])}
+        console.print(_promise(widths, settings, on_device=bool(kinds & {"gpu", "igpu"})))
 
 
-def _promise(widths: dict[str, Any], settings: dict[str, Any]) -> str:
+def _promise(widths: dict[str, Any], settings: dict[str, Any], *, on_device: bool) -> str:
     used = (
         "--strict-exact"
         if settings.get("exact_kernels")
@@ -145,10 +146,15 @@ def _promise(widths: dict[str, Any], settings: dict[str, Any]) -> str:
             f"Width-invariant with {used}: greedy speculative text is the text of plain decoding, "
             "bit for bit."
         )
+    cure = "--strict-exact cures it, for wide passes that cost more."
+    if on_device:
+        cure = "A device's kernels are like that; --strict-exact cures it on the CPU, with -ngl 0."
+    elif settings.get("exact_kernels"):
+        cure = "This CPU has kernels that --strict-exact does not know."
     return (
         f"Not width-invariant with {used}: logits differ by up to {widths['largest']:.2g} between "
         "passes of one and of many tokens, so greedy text may part from plain decoding at a "
-        "near-tie. --strict-exact cures it, for wide passes that cost more."
+        f"near-tie. {cure}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from homespec.decoding.speculative import SpeculativeDecoder
 from homespec.decoding.types import Distribution, Draft, Round
 from homespec.decoding.verify import RULES
 from homespec.engine import Engine, LoadParams
+from homespec.errors import RefusedError
+from homespec.llama.context import Context, ContextParams
+from homespec.llama.model import Model
 from homespec.llama.sampler import SamplerChain
-from homespec.tuning.invariance import probe_widths
+from homespec.tuning.invariance import probe_widths, require_invariant
 from scipy import stats
 
 from tests.conftest import PairFiles
@@ -85,6 +89,22 @@ def test_starter_text_is_plain_text_bit_for_bit(
         assert spec.text == plain.text
         drafted += spec.stats.num_drafted
     assert drafted > 20
+
+
+@pytest.mark.parametrize(("flash", "type_v"), [("on", "bf16"), ("off", "f16")])
+def test_strictly_exact_is_refused_where_a_short_look_finds_other_bits(
+    starter: Path, flash: str, type_v: str
+) -> None:
+    params = ContextParams(n_ctx=2048, flash_attention=flash, cache_type_v=type_v)
+    with Model(starter, repack=False) as model:
+        with Context(model, params) as context:
+            invariant = probe_widths(context, (64,), (2, 16)).invariant
+        if invariant:
+            require_invariant(model, params)
+            return
+        with pytest.raises(RefusedError, match="other bits") as caught:
+            require_invariant(model, params)
+    assert "-ngl 0" in str(caught.value.hint)
 
 
 def test_pair_text_is_plain_text_bit_for_bit(pair: PairFiles) -> None:

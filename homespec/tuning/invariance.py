@@ -8,17 +8,20 @@ for many; which settings are free of that depends on the machine and is found ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from homespec.errors import RefusedError
 from homespec.llama.cache_filler import fill
-from homespec.llama.context import Context
+from homespec.llama.context import Context, ContextParams
+from homespec.llama.model import Model
 
 WIDTHS = (2, 3, 4, 5, 8, 16)
 DEPTHS = (64, 600)  # llama.cpp changes kernels past 512 cells
 _TOKENS = 16
+_SHORT_LOOK = 64  # tokens in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,21 @@ def probe_widths(
             found.append(WidthDifference(depth, width, float(np.abs(wide - single).max())))
     context.clear()
     return WidthReport(tuple(found))
+
+
+def require_invariant(model: Model, params: ContextParams) -> None:
+    """Raise RefusedError where passes over several tokens give other bits than passes over one.
+
+    A short look, at two widths: what devices do differently shows at once.
+    """
+    with Context(model, replace(params, n_ctx=_SHORT_LOOK + _TOKENS)) as context:
+        if context.can_truncate and not probe_widths(context, (_SHORT_LOOK,), (2, 16)).invariant:
+            raise RefusedError(
+                f"{model.path.name} cannot be decoded strictly exactly where its layers lie: on "
+                "a device, passes over several tokens give other bits than passes over one.",
+                hint="Keep it on the CPU (-ngl 0), or go without --strict-exact: the distribution "
+                "is the target's either way.",
+            )
 
 
 def _decode(context: Context, depth: int, block: Sequence[int], width: int) -> NDArray[np.float32]:
