@@ -18,6 +18,11 @@ from tests.tiny_gguf import write_tiny_gguf
 
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# The tests compare bits, and a GPU's depend on the width of a pass: without a word of yours in one
+# of these variables they run on the CPU.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("HIP_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "")
 use_exact_kernels()  # for the whole session: llama.cpp reads the switch once
 
 
