@@ -207,7 +207,7 @@ def test_figures_are_those_of_the_rounds(result: BenchResult) -> None:
         assert len(one.depths) == one.num_rounds
         assert max(one.depths) == 4
         assert sum(one.depths) == sum(one.drafted_by_position)
-    assert fixed.parts["draft"] > 0 == plain.parts["draft"]
+    assert fixed.parts["draft"] > 5 * plain.parts["draft"]
     assert fixed.rss_bytes is not None
     assert fixed.rss_bytes <= result.environment["peak_rss_bytes"]
 
@@ -251,10 +251,10 @@ def test_an_arm_that_sleeps_is_found_slower_and_its_twin_is_not(engine: Engine) 
 
 
 def test_each_arm_learns_for_itself(engine: Engine) -> None:
-    before = engine.learned
+    before, rounds = engine.learned, dict(engine.learned.rounds)
     tiny_run(engine, "auto", "auto")
-    assert before.rounds == {"none": 0, "ngram": 0, "draft_model": 0}
-    engine.learned = before
+    assert engine.learned is before
+    assert before.rounds == rounds
 
 
 def test_long_prompts_are_left_out_with_a_word(engine: Engine) -> None:

@@ -19,6 +19,7 @@ QUIET = {
     "swapped_bytes": 0,
     "quota_throttled_seconds": 0.0,
     "thermal_throttles": 0,
+    "plain_spread": 0.05,
 }
 
 
@@ -40,6 +41,7 @@ def test_a_quiet_run_is_not_disturbed() -> None:
         ("swapped_bytes", 100 << 20, "swapped 100 MiB"),
         ("quota_throttled_seconds", 5.0, "quota"),
         ("thermal_throttles", 2, "hot"),
+        ("plain_spread", 0.2, "own speed varied"),
         ("frequency_mhz", (1800.0, 2900.0, 3000.0), "3000 down to 1800"),
     ],
 )

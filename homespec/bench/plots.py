@@ -28,7 +28,7 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "homespec",
     "font.family": "sans-serif",
-    "font.size": 9.5,
+    "font.size": 10,
     "axes.titlesize": 10.5,
     "axes.edgecolor": _GRID,
     "axes.labelcolor": _INK,
@@ -43,7 +43,7 @@ _STYLE: dict[str, Any] = {
     "xtick.color": _INK,
     "ytick.color": _INK,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9,
     "lines.linewidth": 1.5,
 }
 
@@ -177,7 +177,7 @@ def _ratios(axes: Any, result: BenchResult, overall: Sequence[Figures]) -> None:
             axes.axhline(ratio.median, color=_colour(arm), lw=1, ls="--")
             axes.axhspan(ratio.low, ratio.high, color=_colour(arm), alpha=0.15, lw=0)
     axes.set_xlabel("prompts, slowest first")
-    axes.set_ylabel("x")
+    axes.set_ylabel("ratio")
     _legend(axes)
 
 
@@ -243,9 +243,9 @@ def _memory(axes: Any, result: BenchResult) -> None:
 
 def _others(axes: Any, result: BenchResult) -> None:
     at = [sample.at for sample in result.samples]
-    axes.fill_between(
-        at, [100 * sample.others_cpu for sample in result.samples], color=_colour(2), alpha=0.7
-    )
+    shares = [100 * sample.others_cpu for sample in result.samples]
+    axes.fill_between(at, shares, color=_colour(2), alpha=0.5, lw=0)
+    axes.plot(at, shares, color=_colour(2), lw=1)
     axes.set(xlabel="seconds of the run", ylabel="%", ylim=(0, 100))
 
 

@@ -13,6 +13,7 @@ from homespec.bench.machine import describe
 from homespec.bench.peer import Peer, PeerAnswer
 from homespec.bench.prompts import WARM_UP, Prompt
 from homespec.bench.records import BenchResult, Run
+from homespec.bench.statistics import spread
 from homespec.bench.watch import Watch, thinned
 from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.stats import clock
@@ -66,7 +67,11 @@ def run(
     prompt is answered by all, NetworkError where the server does not answer.
     """
     bench = _Bench(engine, arms, params or BenchParams(), peer, progress or _silent)
-    result = bench.measure(prompts, load_seconds)
+    learned = engine.learned
+    try:
+        result = bench.measure(prompts, load_seconds)
+    finally:
+        engine.learned = learned
     return replace(result, settings={"command": command, **result.settings})
 
 
@@ -99,7 +104,7 @@ class _Bench:
                     raise
                 interrupted = True
                 self._notes.append("The run was interrupted: only what all arms answered counts.")
-            environment = watch.environment()
+            environment = watch.environment(self._plain_spread())
         return BenchResult(
             arms=tuple(arm.as_dict() for arm in self._arms),
             runs=tuple(self._runs),
@@ -206,6 +211,12 @@ class _Bench:
             self._engine, asked.tokens, first.tokens, answers[run.arm].tokens
         )
         return replace(run, same=difference is None, difference=difference)
+
+    def _plain_spread(self) -> float | None:
+        """The spread of the first plain arm's speed; None without one."""
+        plain = next((i for i, arm in enumerate(self._arms) if arm.is_plain), None)
+        rates = [run.decode_tokens_per_second for run in self._runs if run.arm == plain]
+        return spread([rate for rate in rates if rate is not None])
 
     def _settings(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         params, load = self._params, self._engine.params

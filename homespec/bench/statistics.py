@@ -68,3 +68,14 @@ def geometric_mean(values: Sequence[float]) -> float:
 def median(values: Sequence[float]) -> float | None:
     """The middle; None of nothing."""
     return float(np.median(values)) if len(values) else None
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """The standard deviation of positive values as a share of them, by the median deviation.
+
+    None of fewer than 8. A few values far off do not change it.
+    """
+    if len(values) < MIN_PAIRS:
+        return None
+    logs = np.log(values)
+    return float(1.4826 * np.median(np.abs(logs - np.median(logs))))

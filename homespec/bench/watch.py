@@ -28,6 +28,7 @@ OTHERS_LIMIT = 0.05  # of the machine's processors, in the mean
 STEAL_LIMIT = 0.02
 SWAP_LIMIT_BYTES = 16 << 20
 FREQUENCY_LIMIT = 0.10  # from the fastest to the slowest tenth
+SPREAD_LIMIT = 0.15  # of the speed of plain decoding, which hardly hangs on the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,11 @@ class Watch:
         seen = [s.rss_bytes for s in self.samples if s.at >= mark.at - self.began]
         return max([rss, *seen]), share
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self, plain_spread: float | None = None) -> dict[str, Any]:
         """What was seen from begin to end, `disturbances` as sentences.
 
         others_cpu is of the answers alone: while a server answers, it is no other program.
+        plain_spread: how much plain decoding's speed varied, as a share.
         """
         end, counters = _Clock.read(), _counters()
         available = (end.at - self._start.at) * (os.cpu_count() or 1)
@@ -125,6 +127,7 @@ class Watch:
             "others_cpu": self._others / self._watched if self._watched else 0.0,
             "steal": max(end.steal - self._start.steal, 0.0) / available if available else 0.0,
             "frequency_mhz": _spread(self._frequencies),
+            "plain_spread": plain_spread,
             **{name: counters[name] - self._counters[name] for name in counters},
         }
         return {**found, "disturbances": disturbances(found)}
@@ -154,6 +157,11 @@ def disturbances(found: dict[str, Any]) -> list[str]:
     slowest, _, fastest = found["frequency_mhz"] or (0, 0, 0)
     if fastest and slowest < (1 - FREQUENCY_LIMIT) * fastest:
         said.append(f"The processor's frequency went from {fastest:.0f} down to {slowest:.0f} MHz.")
+    if (found.get("plain_spread") or 0) > SPREAD_LIMIT:
+        said.append(
+            f"The machine's own speed varied: plain decoding by {found['plain_spread']:.0%} from "
+            "answer to answer."
+        )
     return said
 
 

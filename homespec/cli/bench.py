@@ -23,7 +23,7 @@ from homespec.bench.report import check_report, write_report
 from homespec.bench.runner import BenchParams, run
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
-from homespec.cli.bench_tables import print_comparison, print_result
+from homespec.cli.bench_tables import print_comparison, print_notes, print_result
 from homespec.cli.measuring import measuring
 from homespec.console import load_bars, print_note
 from homespec.decoding.sampling import SamplingParams
@@ -101,6 +101,7 @@ def command(pair: str | None, **flags: Any) -> None:
         options.print_json(as_dict(result))
     else:
         print_result(result)
+    print_notes(result)
     if report is not None:
         write_report(result, report)
         print_note(f"The report is in {report}.")

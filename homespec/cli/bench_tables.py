@@ -11,18 +11,26 @@ from homespec.bench.statistics import Ratio
 from homespec.bench.summary import ALL, Figures, summarize, verdicts
 from homespec.console import human_bytes, print_note, printable
 
+_POSITIONS = 8  # fit a terminal; the report and the JSON have all
+
 
 def print_result(result: BenchResult) -> None:
-    """Tables on stdout, the verdict last; what disturbed the run on stderr."""
+    """Tables on stdout, the verdict last."""
     console = Console(highlight=False)
     figures = summarize(result)
     console.print(_speed_table(result, [one for one in figures if one.category == ALL]))
     console.print(_time_table([one for one in figures if one.category == ALL]))
+    if any(one.acceptance_by_position for one in figures):
+        console.print(_acceptance_table([one for one in figures if one.category == ALL]))
     if len(result.categories) > 1:
         console.print(_category_table(result, figures))
     _line(console, _cold_start(result))
     for text in verdicts(result):
         console.print(printable(text), style="bold", markup=False, soft_wrap=True)
+
+
+def print_notes(result: BenchResult) -> None:
+    """What stands against believing the figures, on stderr."""
     for text in result.notes:
         print_note(text)
     for text in result.environment["disturbances"]:
@@ -67,6 +75,17 @@ def _time_table(figures: list[Figures]) -> Table:
         if one.device_bytes:
             memory += f" + {human_bytes(one.device_bytes)}"
         table.add_row(printable(one.arm), *shares, memory, _same(one))
+    return table
+
+
+def _acceptance_table(figures: list[Figures]) -> Table:
+    deepest = min(max(len(one.acceptance_by_position) for one in figures), _POSITIONS)
+    names = [str(i + 1) for i in range(deepest)]
+    table = _table("arm", *names, title="Accepted, by position in the draft")
+    for one in figures:
+        if one.acceptance_by_position:
+            shares = [f"{rate:.0%}" for rate in one.acceptance_by_position[:deepest]]
+            table.add_row(printable(one.arm), *shares)
     return table
 
 
