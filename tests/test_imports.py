@@ -24,6 +24,7 @@ FLOORS = {
     "loading": 4.5,
     "engine": 5,
     "scheduling": 5,
+    "api": 5.5,
     "checking": 5,
     "shelf": 5,
     "chat": 6,

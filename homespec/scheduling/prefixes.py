@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from homespec.decoding.speculative import common_prefix_length
 from homespec.llama.sequences import CachedSequence
@@ -19,7 +19,7 @@ class KeptSequences:
         self.capacity = capacity
         self._kept: list[CachedSequence] = []
 
-    def __iter__(self) -> Iterable[CachedSequence]:
+    def __iter__(self) -> Iterator[CachedSequence]:
         return iter(self._kept)
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ from homespec.drafters.adaptive import Learned
 from homespec.errors import HomespecError
 from homespec.generation import Chunk
 from homespec.llama.context import LogitsRow
-from homespec.llama.sequences import Block, SequenceCache
+from homespec.llama.sequences import Block, CachedSequence, SequenceCache
 from homespec.llama.tokenizer import Tokenizer
 from homespec.scheduling.job import Job, Request
 from homespec.scheduling.prefixes import WORTHWHILE, KeptSequences, coming_prefix, longest_prefix
@@ -67,6 +67,11 @@ class _Share:
     tokens: list[int]
     proposal: Proposal | None
     cached: int
+
+    @property
+    def sequence(self) -> CachedSequence:
+        assert self.job.sequence is not None  # running jobs have one
+        return self.job.sequence
 
     @property
     def num_rows(self) -> int:
@@ -133,7 +138,7 @@ class Scheduler:
         shares = self._with_room(written + self._read(self._cache.n_batch - taken))
         if not shares:
             return []
-        blocks = [Block(share.job.sequence, share.tokens, share.num_rows) for share in shares]
+        blocks = [Block(share.sequence, share.tokens, share.num_rows) for share in shares]
         began = clock()
         rows = self._cache.extend(blocks)
         seconds = clock() - began
@@ -255,10 +260,9 @@ class Scheduler:
         return shares
 
     def _learn(self, shares: list[_Share], seconds: float) -> None:
-        written = [share for share in shares if share.proposal and share.proposal.num_rows]
         width = sum(len(share.tokens) for share in shares)
         self.stats.record(width, sum(share.num_rows for share in shares), seconds)
-        if len(written) == len(shares) and all(len(s.proposal.pending) == 1 for s in written):
+        if all(share.proposal and len(share.proposal.pending) == 1 for share in shares):
             context = sum(share.cached for share in shares) // len(shares)
             self._learned.cost.observe(width, context, seconds)
 

@@ -1,0 +1,233 @@
+"""`homespec batch`: answer the rows of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from homespec.api import Defaults
+from homespec.batch.journal import Journal, Output, Pipe
+from homespec.batch.local import LocalRunner
+from homespec.batch.run import BatchRun, Summary
+from homespec.batch.source import Source, survey
+from homespec.cli import options
+from homespec.cli.app import INTERRUPTED
+from homespec.cli.batch_progress import progress, stop_in_steps
+from homespec.cli.sizes import reserve_option
+from homespec.console import load_bars, print_note
+from homespec.errors import UsageError
+from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams
+from homespec.loading import LoadParams
+from homespec.scheduling.engine import MAX_PARALLEL, ParallelEngine, load_parallel
+
+_FILE = click.Path(path_type=Path)
+
+
+def _parallel(_: click.Context, parameter: click.Parameter, value: str) -> int | None:
+    if value == "auto":
+        return None
+    if value.isdigit() and 1 <= int(value) <= MAX_PARALLEL:
+        return int(value)
+    raise click.BadParameter(f"{value!r} is neither 1 to {MAX_PARALLEL} nor auto.", param=parameter)
+
+
+@click.command("batch")
+@click.argument("pair", required=False, metavar="[PAIR]")
+@click.option(
+    "-i", "--input-file", "source", type=_FILE, required=True, help="Rows; - for standard input."
+)
+@click.option(
+    "-o", "--output-file", "output", type=_FILE, required=True, help="Answers; - for stdout."
+)
+@click.option("--jsonl-errors", "errors", type=_FILE, metavar="FILE", help="Rows that failed.")
+@click.option("--retry-errors", is_flag=True, help="Do rows again that failed in an earlier run.")
+@click.option(
+    "-np",
+    "--parallel",
+    callback=_parallel,
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Rows at once; auto for what the machine does best.",
+)
+@click.option(
+    "--drop-on-interrupt", is_flag=True, help="At Ctrl-C, give up rows on their way at once."
+)
+@options.model_options
+@click.option(
+    "-n",
+    "--n-predict",
+    type=click.IntRange(-1),
+    default=-1,
+    help="Most new tokens of a row that says nothing itself (default -1: until the model ends).",
+)
+@click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="Before every chat.")
+@click.option("-sysf", "--system-prompt-file", type=_FILE, metavar="FILE")
+@click.option("-r", "--stop", "stop", multiple=True, metavar="TEXT", help="End before this text.")
+@click.option("--ignore-eos", is_flag=True, help="Never let the model end by itself.")
+@click.option("--raw", is_flag=True, help="Continue bare prompts as they stand: no chat template.")
+@click.option(
+    "--spec-type",
+    type=click.Choice(["auto", "ngram", "none"]),
+    default="auto",
+    show_default=True,
+    help="Draft by lookup where it pays, or not at all.",
+)
+@click.option(
+    "--spec-draft-n-max",
+    "--draft-max",
+    "--draft-n",
+    "--draft",
+    "draft_depth",
+    type=click.IntRange(0, MAX_DRAFT_DEPTH),
+    help="Most tokens drafted for a row in a pass (default: 16).",
+)
+@options.sampling_options
+@options.load_options
+@reserve_option
+@click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
+def command(pair: str | None, **flags: Any) -> None:
+    """Answer the rows of a file with PAIR, many at once.
+
+    A row is a line: the OpenAI batch form (custom_id, method, url, body), {"prompt": ...},
+    {"messages": [...]} or plain text; the file may be gzipped. Answers are appended to the output
+    as they come. After a kill or Ctrl-C the same command does what is missing.
+    """
+    models = options.model_references(flags)
+    if pair is not None:
+        if models["target"] is not None:
+            raise UsageError("PAIR and -m both name the target.", hint="Give one of them.")
+        models["target"] = pair
+    quiet = flags.pop("quiet")
+    if models.pop("draft") is not None and not quiet:
+        print_note("Many rows at once draft by lookup: the draft model is not loaded.")
+    load = options.load_params(flags)
+    load["reserve_bytes"] = flags.pop("reserve_bytes")
+    defaults = _defaults(flags)
+    source, outputs = _files(flags)
+    try:
+        num_rows = survey(source)
+        with _load(models, load, flags["parallel"], num_rows) as engine:
+            if not quiet:
+                print_note(_header(engine, num_rows))
+            summary = _run(
+                BatchRun(
+                    source,
+                    LocalRunner(engine, defaults),
+                    defaults,
+                    *outputs,
+                    num_rows=num_rows,
+                    retry_errors=flags["retry_errors"],
+                ),
+                drop=flags["drop_on_interrupt"],
+                quiet=quiet,
+            )
+    finally:
+        source.close()
+        for output in outputs:
+            output.close()
+    click.get_current_context().exit(_code(summary))
+
+
+def _code(summary: Summary) -> int:
+    if summary.interrupted:
+        return INTERRUPTED
+    return 1 if summary.num_failed else 0
+
+
+def _defaults(flags: dict[str, Any]) -> Defaults:
+    sampling = options.sampling_params(flags)
+    n_predict = flags.pop("n_predict")
+    if n_predict == 0:
+        raise UsageError("-n 0 asks for no tokens.", hint="Use -1 for no limit.")
+    file = flags.pop("system_prompt_file")
+    system = flags.pop("system") or (options.read_text(file) if file else None)
+    params = GenerateParams(
+        max_tokens=None if n_predict < 0 else n_predict,
+        **{name: flags.pop(name) for name in _PARAMS},
+    )
+    return Defaults(sampling, params, system)
+
+
+_PARAMS = ("stop", "ignore_eos", "raw", "spec_type", "draft_depth")
+
+
+def _files(flags: dict[str, Any]) -> tuple[Source, list[Output]]:
+    """The input, and where answers and errors go; all open, and no two the same."""
+    path, output, errors = (
+        None if flags[name] in (None, Path("-")) else flags[name]
+        for name in ("source", "output", "errors")
+    )
+    folder = output.resolve().parent if output else None
+    source = Source(path, folder)
+    opened: list[Journal] = []
+    try:
+        for name in (output, errors):
+            if name is not None:
+                _refuse_same(name, path)
+                opened.append(Journal(name))
+    except BaseException:
+        for journal in opened:
+            journal.close()
+        source.close()
+        raise
+    for journal in opened:
+        if journal.num_repaired:
+            print_note(
+                f"The last line of {journal.path} was torn ({journal.num_repaired} bytes): cut off."
+            )
+    return source, [*([] if output else [Pipe()]), *opened]
+
+
+def _refuse_same(output: Path, source: Path | None) -> None:
+    if source is not None and output.exists() and output.samefile(source):
+        raise UsageError(f"{output} is the input, too.", hint="Name another output.")
+
+
+def _load(
+    models: dict[str, Any], load: dict[str, Any], parallel: int | None, num_rows: int
+) -> ParallelEngine:
+    with load_bars() as bars:
+        return load_parallel(
+            **models,
+            download_progress=bars.download,
+            load=LoadParams(**load),
+            parallel=parallel,
+            most=num_rows,
+        )
+
+
+def _header(engine: ParallelEngine, num_rows: int) -> str:
+    return (
+        f"{num_rows} rows with {engine.model.path.stem}, {engine.parallel} at once "
+        f"over {engine.cache.num_cells} cells."
+    )
+
+
+def _run(run: BatchRun, *, drop: bool, quiet: bool) -> Summary:
+    with progress(quiet=quiet) as tell, stop_in_steps(run, drop=drop, quiet=quiet):
+        summary = run.run(tell)
+    if not quiet:
+        print_note(_sentence(summary))
+    return summary
+
+
+def _sentence(summary: Summary) -> str:
+    parts = [f"{summary.num_done} answered"]
+    for count, what in (
+        (summary.num_failed, "failed"),
+        (summary.num_skipped, "done before"),
+        (summary.num_dropped, "given up"),
+        (summary.num_left, "left"),
+    ):
+        if count:
+            parts.append(f"{count} {what}")
+    rate = f"{summary.num_tokens} tokens in {summary.seconds:.1f} s"
+    if summary.num_tokens:
+        rate += f", {summary.tokens_per_second:.1f} tok/s"
+    sentence = f"{summary.num_rows} rows: {', '.join(parts)}. {rate}."
+    if summary.interrupted:
+        sentence = f"Interrupted. {sentence} The same command does the rest."
+    return sentence
