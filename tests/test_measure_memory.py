@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PairFiles
+from tests.tiny_gguf import write_tiny_gguf
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "measure-memory"
 
@@ -30,6 +31,16 @@ def measure(*args: object) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_cost_of_passes_is_printed_without_a_device_too(tmp_path: Path) -> None:
+    tiny = write_tiny_gguf(tmp_path / "tiny.gguf", context_length=4096)
+    script = SCRIPT.with_name("measure-device")
+    table = subprocess.check_output([sys.executable, script, "--model", tiny], text=True)
+    for name in ("repeated", "in turn"):
+        [figures] = re.findall(rf"^{name} +(.*)  ms$", table, re.MULTILINE)
+        assert len(figures.split()) == 12
+        assert all(float(figure) > 0 for figure in figures.split())
 
 
 def test_the_starter_grows_by_what_is_predicted() -> None:
