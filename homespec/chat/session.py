@@ -11,6 +11,7 @@ from typing import IO
 from homespec import paths
 from homespec.chat import transcript
 from homespec.chat.conversation import Conversation
+from homespec.chat.settings import Settings
 from homespec.errors import CannotRunError, DiskError, UsageError
 
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
@@ -61,14 +62,17 @@ class Session:
     def attach(self, conversation: Conversation) -> list[str]:
         """Fill the conversation with what is kept, and keep it from now on; notes for a person.
 
-        A system prompt and settings that were given to the conversation win over the kept ones.
+        A system prompt that was given to the conversation wins over the kept one, and so do
+        settings that are not the defaults.
         """
         self._conversation = conversation
         notes = []
         if self._path.exists():
             kept = transcript.read(self._path)
-            system = conversation.system or kept.system
-            conversation.replace_all(kept.messages, system, conversation.settings, kept.start)
+            system, settings = conversation.system or kept.system, conversation.settings
+            if settings == Settings():
+                settings = kept.settings
+            conversation.replace_all(kept.messages, system, settings, kept.start)
             if kept.model != conversation.engine.name:
                 notes.append(f"The session {self.name} was held with {kept.model}.")
             elif reason := conversation.engine.load(self.folder):

@@ -149,4 +149,4 @@ def draft_words(settings: Settings) -> str:
     generate = settings.generate
     if generate.spec_type == "none":
         return "off"
-    return "auto" if generate.depth == "adaptive" else str(generate.draft_depth or "auto")
+    return "auto" if generate.depth == "adaptive" else str(generate.draft_depth or "fixed")

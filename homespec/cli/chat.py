@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +71,8 @@ def command(pair: str | None, **flags: Any) -> None:
     settings = _settings(flags)
     if not sys.stdin.isatty():
         first, once = piped_message() if first is None else first, True
+    for number in (signal.SIGTERM, signal.SIGHUP):  # what Ctrl-C does to a line is another matter
+        signal.signal(number, lambda *_: sys.exit(INTERRUPTED))
     session = Session(session_name) if session_name else None
     try:
         with load_bars() as bars:
@@ -105,11 +108,16 @@ def _settings(flags: dict[str, Any]) -> Settings:
     return Settings(sampling, generate, think, fold, stats)
 
 
+def make_loop(conversation: Conversation, view: View) -> Loop:
+    """The loop, with the editor that goes with the view."""
+    return Loop(conversation, PlainLines() if isinstance(view, PipeView) else LineEditor(), view)
+
+
 def _talk(
     conversation: Conversation, view: View, first: str | None, once: bool, notes: list[str]
 ) -> int:
     """The conversation itself; the exit code."""
-    loop = Loop(conversation, PlainLines() if isinstance(view, PipeView) else LineEditor(), view)
+    loop = make_loop(conversation, view)
     if not once:
         view.say(f"{conversation.engine.name}. /help lists the commands, Ctrl-D leaves.")
     view.say(*notes)

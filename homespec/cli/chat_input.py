@@ -14,6 +14,8 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
 
 from homespec import paths
 from homespec.cli.chat_completer import SlashCompleter
@@ -43,6 +45,7 @@ class LineEditor:
             complete_while_typing=False,
             enable_open_in_editor=True,
             multiline=True,
+            output=_output(),
             key_bindings=_bindings(),
             prompt_continuation=lambda width, number, wrapped: FormattedText(
                 [("class:prompt", "  " if wrapped else "… ")]
@@ -96,6 +99,14 @@ def unwrapped(text: str) -> str:
     if len(stripped) >= 2 * len(BLOCK) and stripped.startswith(BLOCK) and stripped.endswith(BLOCK):
         return stripped[len(BLOCK) : -len(BLOCK)].strip("\n")
     return text.rstrip()
+
+
+def _output() -> Output:
+    """The terminal, never asked where its cursor is: a late reply would stand in what follows."""
+    output = create_output()
+    if isinstance(output, Vt100_Output):
+        output.enable_cpr = False
+    return output
 
 
 def _bindings() -> KeyBindings:

@@ -7,6 +7,7 @@ before is written behind what was.
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import time
@@ -71,6 +72,9 @@ class _Markdown(Markdown):
             for child in token.children or ():
                 if child.type == "softbreak":  # a new line of the model's is a new line
                     child.type = "hardbreak"
+                elif child.type == "image":
+                    child.type, child.tag, child.children = "text", "", None
+                    child.content += f" ({child.attrs.get('src', '')})"
 
 
 class MarkdownStream:
@@ -215,7 +219,7 @@ def _blocks(source: str) -> list[str]:
     ]
     if len(starts) < 2:
         return [source]
-    lines = source.splitlines(keepends=True)
+    lines = io.StringIO(source).readlines()  # at \n alone, as the parser counts
     cuts = [0, *starts[1:], len(lines)]
     return ["".join(lines[a:b]) for a, b in itertools.pairwise(cuts)]
 
@@ -226,19 +230,24 @@ def _certain(text: str) -> str:
     if not tokens:
         return ""
     kind = tokens[0].type
-    line = text[text.rfind("\n") + 1 :]
     if kind == "fence":
+        line = _last_line(text)
         return text[: len(text) - len(line)] if _FENCE.match(line) else _words(text)
     if kind == "table_open" or "|" in text.splitlines()[0]:
         return ""  # columns are as wide as their widest cell
-    # A line that begins so may become a list, a heading, a rule or a fence.
-    if re.fullmatch(r"\s*([-*+_=~`#>]|\d{1,9}[.)]?)*\s*", line):
-        text = text[: len(text) - len(line)]
     text = _words(text)
+    # A line that begins so may become a list, a heading, a rule or a fence.
+    line = _last_line(text)
+    if re.fullmatch(r"[-*+_=~`#>\d.)\s]*", line):
+        text = text[: len(text) - len(line)]
     text = _MARKS.sub("", text)
     if found := _LINK.search(text):
         text = text[: found.start()]
     return text
+
+
+def _last_line(text: str) -> str:
+    return text[text.rfind("\n") + 1 :]
 
 
 def _words(text: str) -> str:

@@ -151,21 +151,22 @@ class TerminalView:
         self._line_open = not text.endswith("\n") if text else self._line_open
 
     def end(self) -> None:
-        """Close the block and the line."""
+        """Close the block and the line; an empty one sets off what follows."""
         self._clear_sign()
         if self._markdown is not None:
             self._markdown.end()
         if self._line_open:
             self._console.print()
+        self._console.print()
 
     def status(self, answer: Answer, n_ctx: int) -> None:
         """Dim, under the answer."""
-        self._console.print(Text(status_line(answer.figures, n_ctx), "dim"))
+        self._console.print(Text(status_line(answer.figures, n_ctx), "dim"), soft_wrap=False)
 
     def say(self, *lines: str) -> None:
-        """In the terminal's own colours."""
+        """In the terminal's own colours, broken between words."""
         for line in lines:
-            self._console.print(Text(printable(line)))
+            self._console.print(Text(printable(line)), soft_wrap=False)
 
     def copy(self, text: str) -> None:
         """Ask the terminal itself (OSC 52): that reaches the user's clipboard over ssh, too."""
@@ -199,4 +200,6 @@ def is_plain_terminal() -> bool:
 def complain(message: str, hint: str | None) -> None:
     """A command or a message that was refused; the chat goes on."""
     console = stderr()
-    console.print(Text(printable(message), "red") + Text(f"  {printable(hint)}" if hint else ""))
+    console.print(Text(printable(message), "red"), soft_wrap=False)
+    if hint:
+        console.print(Text(printable(hint), "dim"), soft_wrap=False)
