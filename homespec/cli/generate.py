@@ -167,8 +167,9 @@ def stop_on_signal(context: Abortable) -> Iterator[list[int]]:
     os.set_blocking(writer, False)
 
     def listen() -> None:
-        if os.read(reader, 1) != _DONE:
-            context.abort()
+        while (byte := os.read(reader, 1)) != _DONE:
+            if byte[0] in previous:  # and not the terminal's change of size
+                context.abort()
 
     previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     descriptor = signal.set_wakeup_fd(writer)
