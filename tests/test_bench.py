@@ -195,6 +195,14 @@ def test_caches_start_empty_and_all_of_the_prompt_is_read(engine: Engine) -> Non
     assert len(found.runs) == 4 * len(PROMPTS)
 
 
+def test_a_warm_run_reads_no_prompt(engine: Engine) -> None:
+    found = tiny_run(engine, "plain", "depth=fixed:4", warm=True)
+    cold = tiny_run(engine, "plain", "depth=fixed:4")
+    for arm in (0, 1):
+        assert figures_of(found, arm).parts["prompt"] < figures_of(cold, arm).parts["prompt"]
+    assert figures_of(found, 1).num_same == 10
+
+
 def test_figures_are_those_of_the_rounds(result: BenchResult) -> None:
     plain, _, fixed = (figures_of(result, arm) for arm in range(3))
     assert plain.mean_acceptance_length == 1

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from homespec.cli.bench import told_command
 
 BENCH = [sys.executable, "-m", "homespec", "bench"]
 
@@ -57,6 +58,22 @@ def test_tables_verdict_and_report(
     assert "Accepted, by position in the draft" in said
     assert report.read_text("utf-8").startswith("<!doctype html>")
     assert [file.name for file in tmp_path.iterdir() if "part" in file.name] == []
+
+
+def test_the_record_of_the_command_tells_no_folder_and_no_key() -> None:
+    words = [
+        "bench",
+        "-m",
+        "/home/me/a b.gguf",
+        "--report=/tmp/x/r.html",
+        "--against-key",
+        "s3cret",
+    ]
+    told = told_command([*words, "--against-key=s3cret", "--against", "http://host:1/v1"])
+    assert told == (
+        "homespec bench -m 'a b.gguf' --report=r.html --against-key KEY --against-key=KEY "
+        "--against http://host:1/v1"
+    )
 
 
 def test_json_can_be_compared(tiny: Path, prompts: Path, tmp_path: Path) -> None:

@@ -54,11 +54,17 @@ class EngineArm:
         self._engine = engine
         self._learned = copy.deepcopy(engine.learned)
 
-    def answer(self, prompt: list[int], sampling: SamplingParams, max_tokens: int) -> Answer:
-        """Answer with exactly `max_tokens` tokens: the model is not let end before."""
+    def answer(
+        self, prompt: list[int], sampling: SamplingParams, max_tokens: int, *, warm: bool = False
+    ) -> Answer:
+        """Answer with exactly `max_tokens` tokens: the model is not let end before.
+
+        warm: leave the target's cache as it is, with the prompt in it.
+        """
         engine = self._engine
         engine.learned = self._learned
-        engine.context.clear()
+        if not warm:
+            engine.context.clear()
         if engine.draft_context is not None:
             engine.draft_context.clear()
         depths: list[int] = []

@@ -32,13 +32,15 @@ GREEDY = SamplingParams(temperature=0, seed=1)
 class BenchParams:
     """What a run asks. max_tokens: of each answer, no less. budget_seconds: begin no prompt later.
 
-    sampling needs a seed, so that all arms draw from the same numbers.
+    sampling needs a seed, so that all arms draw from the same numbers. warm: the target has read
+    the prompt before any arm answers, so that decoding alone is measured.
     """
 
     max_tokens: int = 128
     repeats: int = 1
     budget_seconds: float | None = None
     sampling: SamplingParams = GREEDY
+    warm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +175,11 @@ class _Bench:
             order.reverse()
         runs: dict[int, Run] = {}
         answers: dict[int, Answer] = {}
+        if self._params.warm:
+            next(iter(self._own.values())).answer(asked.tokens, self._params.sampling, 1)
         for arm in order:
             mark = watch.mark()
-            answer = self._answer(arm, asked, self._params.max_tokens)
+            answer = self._answer(arm, asked, self._params.max_tokens, warm=self._params.warm)
             run = Run(
                 arm=arm,
                 prompt=asked.prompt.name,
@@ -193,10 +197,12 @@ class _Bench:
             runs[arm] = self._compared(runs[arm], asked, answers)
         return [runs[arm] for arm in range(count)]
 
-    def _answer(self, arm: int, asked: _Asked, max_tokens: int) -> Answer | PeerAnswer:
+    def _answer(
+        self, arm: int, asked: _Asked, max_tokens: int, *, warm: bool = False
+    ) -> Answer | PeerAnswer:
         own = self._own.get(arm)
         if own is not None:
-            return own.answer(asked.tokens, self._params.sampling, max_tokens)
+            return own.answer(asked.tokens, self._params.sampling, max_tokens, warm=warm)
         assert self._peer is not None
         return self._peer.answer(asked.prompt.messages, self._params.sampling, max_tokens)
 
@@ -227,6 +233,7 @@ class _Bench:
             "max_tokens": params.max_tokens,
             "repeats": params.repeats,
             "budget_seconds": params.budget_seconds,
+            "warm": params.warm,
             "num_prompts": len(prompts),
             "sampling": sampling,
             "load": {name: getattr(load, name) for name in load.__dataclass_fields__},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,16 @@ TOKENS = 128
 @click.option(
     "--budget", type=click.FloatRange(1), metavar="SECONDS", help="Begin no prompt after so long."
 )
+@click.option(
+    "--warm", is_flag=True, help="Let the target read each prompt before: decoding alone counts."
+)
 @click.option("--against", metavar="URL", help="An OpenAI-compatible server to put beside.")
 @click.option("--against-model", metavar="NAME", help="The server's model (default: its first).")
-@click.option("--against-key", metavar="KEY", help="The server's API key.")
+@click.option(
+    "--against-key",
+    metavar="KEY",
+    help="Its API key (or HOMESPEC_BENCH_AGAINST_KEY).",
+)
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="With plots.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
@@ -125,6 +133,7 @@ def _measure(pair: str | None, flags: dict[str, Any]) -> BenchResult:
         repeats=flags.pop("repeats"),
         budget_seconds=flags.pop("budget"),
         sampling=_sampling(flags),
+        warm=flags.pop("warm"),
     )
     named, key = flags.pop("against_model"), flags.pop("against_key")
     peer = Peer(url, named, key) if url else None
@@ -143,7 +152,7 @@ def _measure(pair: str | None, flags: dict[str, Any]) -> BenchResult:
                     prompts,
                     params,
                     load_seconds=load_seconds,
-                    command=shlex.join(["homespec", *map(_bare, sys.argv[1:])]),
+                    command=told_command(sys.argv[1:]),
                     progress=progress,
                     peer=peer,
                 )
@@ -152,9 +161,14 @@ def _measure(pair: str | None, flags: dict[str, Any]) -> BenchResult:
             peer.close()
 
 
-def _bare(word: str) -> str:
-    """A word of the command line, without the folders of this machine."""
-    return os.path.basename(word) if os.path.isabs(word) else word
+def told_command(words: Sequence[str]) -> str:
+    """The command line for the record: without this machine's folders, and without a key."""
+    told, is_key = ["homespec"], False
+    for word in words:
+        shown = "KEY" if is_key else re.sub(r"(^|=)/.*/", r"\1", word)
+        told.append(re.sub(r"^(--against-key)=.*", r"\1=KEY", shown))
+        is_key = word == "--against-key"
+    return shlex.join(told)
 
 
 def _sampling(flags: dict[str, Any]) -> SamplingParams:
