@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "homespec"
 FLOORS = {
     "errors": 0,
     "paths": 0,
+    "closing": 0,
     "decoding": 1,
     "drafters": 2,
     "llama": 2,
@@ -36,6 +37,7 @@ FLOORS = {
     "tune": 6,
     "setup": 6.5,  # runs doctor and trial
     "bench": 6.5,  # tells doctor's record of the build
+    "cluster": 6.5,
     "console": 7,
     "cli": 7,
 }
@@ -43,6 +45,8 @@ DOORS = {
     "llama_cpp": ("llama/",),
     "huggingface_hub": ("models/sources.py",),
     "yaml": ("models/catalog.py",),
+    "distributed": ("cluster.py",),
+    "dask": ("cluster.py",),
     "rich": ("console.py", "cli.py", "cli/"),
     "click": ("console.py", "cli.py", "cli/"),
     "markdown_it": ("cli/",),

@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import httpx
 
+from homespec.closing import Closing
 from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.stats import clock
 from homespec.errors import NetworkError, UsageError
@@ -54,7 +54,7 @@ class PeerAnswer:
         }
 
 
-class Peer:
+class Peer(Closing):
     """A server. Close it, or use it in a `with` block."""
 
     def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
@@ -154,17 +154,6 @@ class Peer:
     def close(self) -> None:
         """Hang up."""
         self._client.close()
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,8 @@ DECLINED = 1
 def command(name: str, yes: bool, catalog: Path | None, offline: bool) -> None:
     """Delete the downloaded files of a pair, an unfinished download included.
 
-    Copies of a draft that tuning made go with it. A draft that another downloaded pair uses stays. Files of your own are never deleted.
+    Copies of a draft that tuning made go with it. A draft that another downloaded pair uses stays.
+    Files of your own are never deleted.
     """
     pair, removal = plan_removal(name, catalog=catalog, offline=offline)
     for file, user in removal.kept:

@@ -9,12 +9,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from homespec.closing import Closing
 from homespec.errors import CannotRunError, DiskError, OutOfMemoryError, RefusedError, UsageError
 from homespec.llama.devices import num_threads
 from homespec.llama.library import clear_errors, last_error, library, note_pass
@@ -88,7 +88,7 @@ class LogitsRow:
         return _view(address, self.context.model.n_vocab, np.float32)
 
 
-class Context:
+class Context(Closing):
     """A cache of one sequence over a model's weights; keeps the CachedModel protocol."""
 
     def __init__(self, model: Model, params: ContextParams | None = None) -> None:
@@ -317,17 +317,6 @@ class Context:
             self._library.llama_batch_free(self._batch)
             self._library.llama_free(self.pointer)
             self.pointer = None
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @functools.cache

@@ -6,9 +6,9 @@ import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from homespec.closing import Closing
 from homespec.errors import ModelError, OutOfMemoryError, UsageError
 from homespec.llama.devices import device_handle, offload_devices
 from homespec.llama.library import clear_errors, last_error, library
@@ -19,7 +19,7 @@ LoadProgress = Callable[[float], bool | None]
 ALL_LAYERS = -1
 
 
-class Model:
+class Model(Closing):
     """The weights of a GGUF file in memory. Contexts made from it must be closed first."""
 
     def __init__(
@@ -144,17 +144,6 @@ class Model:
         if self._pointer:
             self._library.llama_model_free(self._pointer)
             self._pointer = None
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _LoadWatch:

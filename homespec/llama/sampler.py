@@ -6,12 +6,12 @@ import ctypes
 import json
 import re
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from homespec.closing import Closing
 from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.types import Distribution
 from homespec.errors import UsageError
@@ -45,7 +45,7 @@ class _SamplerInterface(ctypes.Structure):
     ]
 
 
-class SamplerChain:
+class SamplerChain(Closing):
     """The filters of SamplingParams over a model's rows; keeps the Sampler protocol.
 
     The order is llama.cpp's: logit bias, grammar, penalties, DRY, top-k, typical, top-p, min-p,
@@ -223,17 +223,6 @@ class SamplerChain:
             for sampler in (self._chain, *self._grammars, *self._penalties):
                 self._library.llama_sampler_free(sampler)
             self._chain = None
-
-    def __enter__(self) -> SamplerChain:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def json_schema_grammar(schema: str | dict[str, Any]) -> str:

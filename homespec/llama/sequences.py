@@ -10,11 +10,11 @@ import ctypes
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from homespec.closing import Closing
 from homespec.errors import RefusedError, UsageError
 from homespec.llama.context import Context, ContextParams, LogitsRow
 from homespec.llama.library import library
@@ -33,7 +33,7 @@ class Block:
     num_rows: int
 
 
-class SequenceCache:
+class SequenceCache(Closing):
     """The cells of a cache, and the sequences in them. Close it, or use it in a `with` block."""
 
     def __init__(self, model: Model, params: ContextParams) -> None:
@@ -162,17 +162,6 @@ class SequenceCache:
     def close(self) -> None:
         """Free cells and buffers; once is enough, twice does no harm."""
         self.context.close()
-
-    def __enter__(self) -> SequenceCache:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class CachedSequence:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
+from homespec.closing import Closing
 from homespec.errors import CannotRunError, UsageError
 
 
@@ -29,7 +29,7 @@ class ByteSource(Protocol):
         ...
 
 
-class FileSource:
+class FileSource(Closing):
     """A local file. It is read and not mapped: a mapped file that shrinks kills the process."""
 
     def __init__(self, path: str | Path) -> None:
@@ -66,17 +66,6 @@ class FileSource:
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
-
-    def __enter__(self) -> FileSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _is_a_folder(path: Path) -> UsageError:
