@@ -30,6 +30,7 @@ class LocalEngine:
         self.name = engine.model.path.name
         self.n_ctx = engine.context.n_ctx
         self._written: list[int] = []  # the last prompt and the tokens of its answer
+        self._spelt: tuple[str, list[int]] = ("", [])  # what was tokenized last
         try:
             self._template = ChatTemplate(engine.model, engine.tokenizer)
         except ModelError as exc:
@@ -41,15 +42,21 @@ class LocalEngine:
         extra = {} if settings.think is None else {"enable_thinking": settings.think}
         return render(messages, lambda changed: self._template.render(changed, **extra))
 
+    def _tokens(self, text: str) -> list[int]:
+        """A prompt is measured, then answered: it is tokenized once."""
+        if text != self._spelt[0]:
+            self._spelt = text, self._template.tokenize(text)
+        return self._spelt[1]
+
     def measure(self, messages: Sequence[Message], settings: Settings) -> Reading:
         """What the messages come to as a prompt."""
         rendered = self._render(messages, settings)
-        count = len(self._template.tokenize(rendered.text))
+        count = len(self._tokens(rendered.text))
         return Reading(count, rendered.notice, rendered.opens_reasoning)
 
     def answer(self, messages: Sequence[Message], settings: Settings) -> LocalAnswering:
         """Start an answer."""
-        fresh = self._template.tokenize(self._render(messages, settings).text)
+        fresh = self._tokens(self._render(messages, settings).text)
         prompt = keep_written(self._written, fresh, self._engine.tokenizer.piece)
         for context in self._contexts():
             context.resume()

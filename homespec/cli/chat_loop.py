@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from homespec.chat import commands
 from homespec.chat.conversation import Conversation, Turn
-from homespec.cli.chat_input import Editor, silent_keys
+from homespec.cli.chat_input import Editor, LineEditor, silent_keys
 from homespec.cli.chat_view import View, complain
 from homespec.cli.generate import stop_on_signal
 from homespec.decoding.types import FinishReason
@@ -26,6 +26,11 @@ class Loop:
 
     def run(self) -> None:
         """Until /exit or the end of the input. Raises KeyboardInterrupt for Ctrl-C twice."""
+        # From one prompt to the next, too: no key must fall between them.
+        with silent_keys() if isinstance(self._editor, LineEditor) else nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         prefill = ""
         while True:
             try:
