@@ -19,7 +19,8 @@ from homespec.llama.context import Context, ContextParams
 from homespec.llama.model import Model
 
 LETTERS = Settings(
-    SamplingParams(seed=5, grammar="root ::= [a-z ]+"), GenerateParams(max_tokens=24)
+    SamplingParams(seed=5, grammar="root ::= [a-z ]+"),
+    GenerateParams(max_tokens=24, ignore_eos=True, depth="fixed", draft_depth=3),
 )
 
 
@@ -54,10 +55,11 @@ def test_a_turn_pays_for_its_new_tokens_alone(tiny_engine: Engine) -> None:
 def test_the_context_fills_up_and_the_chat_goes_on(tiny_engine: Engine) -> None:
     conversation = Conversation(LocalEngine(tiny_engine), LETTERS, system="be brief")
     for i in range(9):
-        ask(conversation, f"question {i} with some more words in it")
+        figures = ask(conversation, f"question {i} with some more words in it")
+        assert figures.num_tokens == 24
+        assert figures.num_prompt_tokens + 24 <= tiny_engine.context.n_ctx
     assert conversation.start > 0
     assert len(conversation.messages) == 18
-    assert conversation.used() < tiny_engine.context.n_ctx
 
 
 @pytest.mark.parametrize(
