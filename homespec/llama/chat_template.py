@@ -15,7 +15,10 @@ Message = dict[str, Any]
 
 
 class ChatTemplate:
-    """The Jinja template in a GGUF file, rendered by llama_cpp's sandboxed formatter."""
+    """The Jinja template in a GGUF file, rendered by llama_cpp's sandboxed formatter.
+
+    source: its text.
+    """
 
     def __init__(self, model: Model, tokenizer: Tokenizer) -> None:
         """Raises ModelError for a model without a template, or with one that does not parse."""
@@ -27,6 +30,7 @@ class ChatTemplate:
                 f"{model.path.name} has no chat template: it continues text, but does not chat.",
                 hint="Use --raw to have the prompt continued as it stands.",
             )
+        self.source = model.chat_template
         self._tokenizer = tokenizer
         self._bos = tokenizer.token_text(tokenizer.bos)
         try:
