@@ -20,9 +20,8 @@ from homespec.decoding.types import Round
 from homespec.errors import UsageError
 from homespec.generation import Answer, GenerateParams, Generation, Result
 from homespec.llama.context import Context
-from homespec.llama.model import Model
 from homespec.llama.sampler import SamplerChain
-from homespec.loading import STRICT_EXACT, LoadedTarget, LoadParams, LoadProgress, Prompt, named
+from homespec.loading import STRICT_EXACT, LoadedTarget, LoadParams, LoadProgress, Prompt
 from homespec.models.pairs import fetch_pair, find_pair
 from homespec.models.references import Progress
 from homespec.speculation import Pairing, build
@@ -37,31 +36,9 @@ class Engine(LoadedTarget):
 
     def _open_caches(self, draft: Path | None, progress: LoadProgress | None) -> None:
         self.context = self._keep(Context(self.model, self._target_context(self.params)))
-        self.draft_context = self._load_draft(draft, progress) if draft else None
-
-    def _load_draft(self, draft: Path, progress: LoadProgress | None) -> Context:
-        params = self.params
-        model = self._keep(
-            Model(
-                draft,
-                gpu_layers=params.draft_gpu_layers,
-                devices=list(params.draft_devices) if params.draft_devices else None,
-                mmap=params.mmap,
-                mlock=params.mlock,
-                progress=named(progress, "draft"),
-            )
+        self.draft_context = (
+            self._load_draft(draft, self.context.n_ctx, progress) if draft else None
         )
-        settings = replace(
-            self._target_context(params),
-            # As long as the target's: a shorter one would stop drafting in mid-conversation.
-            n_ctx=self.context.n_ctx,
-            max_rows=1,
-            flash_attention=params.draft_flash_attention,
-            cache_type_k=params.draft_cache_type_k,
-            cache_type_v=params.draft_cache_type_v,
-            snapshots=params.max_draft_depth + 1 if model.recurrent else 0,
-        )
-        return self._keep(Context(model, settings))
 
     def stream(
         self,

@@ -174,6 +174,30 @@ class LoadedTarget(ABC):
             snapshots=params.max_draft_depth + 1 if self.model.recurrent else 0,
         )
 
+    def _load_draft(self, draft: Path, n_ctx: int, progress: LoadProgress | None) -> Context:
+        """The draft, with a context as long as the target's of one sequence."""
+        params = self.params
+        model = self._keep(
+            Model(
+                draft,
+                gpu_layers=params.draft_gpu_layers,
+                devices=list(params.draft_devices) if params.draft_devices else None,
+                mmap=params.mmap,
+                mlock=params.mlock,
+                progress=named(progress, "draft"),
+            )
+        )
+        settings = replace(
+            self._target_context(params),
+            n_ctx=n_ctx,  # a shorter one would stop drafting in mid-conversation
+            max_rows=1,
+            flash_attention=params.draft_flash_attention,
+            cache_type_k=params.draft_cache_type_k,
+            cache_type_v=params.draft_cache_type_v,
+            snapshots=params.max_draft_depth + 1 if model.recurrent else 0,
+        )
+        return self._keep(Context(model, settings))
+
     def _tokens(
         self, prompt: Prompt | list[int], system: str | None, params: GenerateParams
     ) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +14,13 @@ from homespec.decoding.depth import best_depths
 from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.types import FinishReason
 from homespec.engine import Engine, LoadParams
-from homespec.errors import ContextFullError, UsageError
+from homespec.errors import ContextFullError, HomespecError, UsageError
 from homespec.generation import GenerateParams
 from homespec.scheduling.engine import ParallelEngine
 from homespec.scheduling.job import Job, Request
 from homespec.scheduling.parallel import best_parallel, largest_that_fits
-from homespec.scheduling.scheduler import ScheduleParams, Scheduler
+from homespec.scheduling.scheduler import Progress, ScheduleParams, Scheduler
+from homespec.scheduling.service import Service
 from homespec.tuning.cost import CostCurve
 
 LOAD = LoadParams(n_ctx=96, threads=1, strict_exact=True, tuned=False)
@@ -241,3 +244,66 @@ def test_the_number_is_measured_where_it_is_not_given(tiny: Path) -> None:
         assert 1 <= engine.parallel <= 4
         assert engine.learned.cost.seconds(4, 10) > 0
         assert engine.cache.num_cells >= LOAD.n_ctx
+
+
+def test_a_draft_model_drafts_for_a_job_while_it_is_alone(
+    tiny: Path, tiny_draft: Path, alone: Engine
+) -> None:
+    params = GenerateParams(max_tokens=60, ignore_eos=True, depth="fixed", draft_depth=3)
+    requests = [Request(tokens, GREEDY, params) for tokens in prompts(3, seed=4)]
+    with ParallelEngine(tiny, LOAD, draft=tiny_draft, parallel=3) as engine:
+        one = engine.scheduler
+        [first] = run(one, requests[:1])
+        assert first.result.stats.drafted_by_source["draft_model"] > 10
+        assert first.result.tokens == solo(alone, requests[0])
+        jobs = [one.submit(requests[0])]
+        for number in range(1, 400):
+            if number in (4, 12):
+                jobs.append(one.submit(requests[len(jobs)]))
+            one.step()
+        assert [job.result.tokens for job in jobs] == [solo(alone, r) for r in requests]
+
+
+def test_a_service_takes_requests_from_any_thread(engine: ParallelEngine, alone: Engine) -> None:
+    params = GenerateParams(max_tokens=15, ignore_eos=True)
+    requests = [Request(tokens, GREEDY, params) for tokens in prompts(12, seed=6)]
+    service = Service(scheduler(engine))
+    heard: dict[int, str] = {}
+
+    def ask(number: int) -> tuple[int, ...]:
+        def listen(progress: Progress) -> None:
+            text = "".join(chunk.text for chunk in progress.chunks)
+            heard[number] = heard.get(number, "") + text
+
+        return service.submit(requests[number], listen).result.result(timeout=60).tokens
+
+    try:
+        with ThreadPoolExecutor(12) as pool:
+            found = list(pool.map(ask, range(12)))
+        assert found == [solo(alone, request) for request in requests]
+        decode = alone.tokenizer.decode
+        assert heard == {number: decode(tokens) for number, tokens in enumerate(found)}
+        with pytest.raises(ContextFullError):
+            service.submit(Request([1] * 97, GREEDY)).result.result(timeout=60)
+        endless = Request(requests[0].tokens, GREEDY, replace(params, max_tokens=None))
+        tickets = [service.submit(endless) for _ in range(20)]
+        for ticket in tickets[:10]:
+            service.cancel(ticket)
+        for ticket in tickets:
+            with suppress(HomespecError):  # dropped before it began
+                assert ticket.result.result(timeout=60).tokens
+    finally:
+        service.close()
+        service.scheduler.close()
+    assert engine.cache.num_free == engine.cache.num_cells
+
+
+def test_closing_a_service_ends_what_is_open(engine: ParallelEngine) -> None:
+    service = Service(scheduler(engine, parallel=1))
+    request = Request([50, 60], GREEDY, GenerateParams(ignore_eos=True))
+    tickets = [service.submit(request) for _ in range(50)]
+    service.close()
+    assert all(ticket.result.done() for ticket in tickets)
+    with pytest.raises(HomespecError):
+        tickets[-1].result.result()
+    service.scheduler.close()

@@ -23,6 +23,7 @@ from homespec.models.tokenizer_check import Compatibility
 from homespec.scheduling import parallel as counts
 from homespec.scheduling.job import Request
 from homespec.scheduling.scheduler import ScheduleParams, Scheduler
+from homespec.speculation import Pairing, Speculation, build
 
 MAX_PARALLEL = 128
 _ROWS_EACH = 3  # logits of a pass: drafts are shared out, a few sequences take more
@@ -43,6 +44,7 @@ class ParallelEngine(LoadedTarget):
         params: LoadParams | None = None,
         progress: LoadProgress | None = None,
         *,
+        draft: Path | None = None,
         parallel: int | None = None,
         most: int = counts.COUNTS[-1],
         prompt_chunk: int = 512,
@@ -50,7 +52,8 @@ class ParallelEngine(LoadedTarget):
     ) -> None:
         """Load the target.
 
-        params: as for Engine; n_ctx is what one sequence may hold. parallel: None for the number
+        params: as for Engine; n_ctx is what one sequence may hold. draft: drafts for a sequence
+        while it is alone: for servers, where that is common. parallel: None for the number
         that this machine does best with, `most` at most. prompt_chunk, keep: as ScheduleParams
         have them. Raises as Engine does.
         """
@@ -60,9 +63,10 @@ class ParallelEngine(LoadedTarget):
         self._chosen = parallel is not None or self.parallel == 1
         self._kept = keep
         self._cost: PassCost | None = None
-        super().__init__(target, None, params, progress)
+        super().__init__(target, draft, params, progress)
         schedule = ScheduleParams(self.parallel, self.row_ctx, prompt_chunk, keep)
-        self.scheduler = Scheduler(self.cache, self.tokenizer, self.learned, schedule)
+        alone = self._alone if self.draft_context else None
+        self.scheduler = Scheduler(self.cache, self.tokenizer, self.learned, schedule, alone)
 
     def _plan(
         self, target: Path, draft: Path | None, params: LoadParams
@@ -71,7 +75,7 @@ class ParallelEngine(LoadedTarget):
 
         def sized(cells: int) -> Plan:
             wanted = replace(params, n_ctx=cells, max_draft_depth=self._num_rows() - 1)
-            return check_files(target, None, wanted)[1]
+            return check_files(target, draft, wanted)[1]
 
         def fits(cells: int) -> bool:
             try:
@@ -80,8 +84,10 @@ class ParallelEngine(LoadedTarget):
                 return False
             return True
 
-        self.row_ctx = sized(params.n_ctx).target.n_ctx  # refuses what holds not even one
-        return None, sized(counts.largest_that_fits(fits, self._num_cells(), self.row_ctx))
+        compatibility, least = check_files(target, draft, params)  # refuses what holds not even one
+        self.row_ctx = least.target.n_ctx
+        cells = counts.largest_that_fits(fits, self._num_cells(), self.row_ctx)
+        return compatibility, sized(cells)
 
     def _num_rows(self) -> int:
         return max(self.parallel * _ROWS_EACH, _LEAST_ROWS)
@@ -101,6 +107,15 @@ class ParallelEngine(LoadedTarget):
             snapshots=0,
         )
         self.cache = self._keep(SequenceCache(self.model, settings))
+        if draft is not None:
+            self.draft_context = self._load_draft(draft, self.row_ctx, progress)
+
+    def _alone(self, params: GenerateParams, sampling: SamplingParams) -> Speculation:
+        pairing = Pairing(
+            self.cache.context, self.draft_context, self.compatibility, self.tokenizer.end_tokens
+        )
+        # The match rule, as in company: a seed gives one text, whoever came and went.
+        return build(pairing, replace(params, rule="match"), sampling, self.learned)
 
     def _probe(self) -> PassCost:
         widest = max(counts.PROBE_WIDTHS)
@@ -109,7 +124,7 @@ class ParallelEngine(LoadedTarget):
             self._target_context(self.params), n_ctx=length, n_batch=length, max_rows=widest
         )
         with Context(self.model, settings) as context:
-            return counts.probe(context)
+            return counts.probe(context, self.parallel)
 
     def _priors(self) -> Priors:
         known = super()._priors()

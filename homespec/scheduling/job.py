@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from homespec.decoding.depth import FixedDepth
+from homespec.decoding.logprobs import TokenLogprobs, token_logprobs
 from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.speculative import Proposal, SpeculativeDecoder
 from homespec.decoding.stats import clock
@@ -16,11 +17,12 @@ from homespec.drafters.adaptive import RateTable
 from homespec.drafters.none import NoDrafter
 from homespec.drafters.rated_lookup import RatedLookup
 from homespec.errors import ContextFullError, HomespecError, UsageError
-from homespec.generation import MAX_DRAFT_DEPTH, Answer, Chunk, GenerateParams, Result
+from homespec.generation import MAX_DRAFT_DEPTH, Answer, Chunk, Closable, GenerateParams, Result
 from homespec.llama.model import Model
 from homespec.llama.sampler import SamplerChain
 from homespec.llama.sequences import CachedSequence
 from homespec.llama.tokenizer import Tokenizer
+from homespec.speculation import Speculation
 
 _DEPTH = 16  # the longest lookup of a sequence, where no other depth is asked for
 
@@ -31,18 +33,20 @@ class Request:
 
     tokens: the prompt. sampling: with a seed, which alone gives the random stream: the text does
     not depend on what runs beside it (up to near-ties, docs/exactness.md). params: drafting is by
-    lookup or none, and the rule is `match` unless asked otherwise.
+    lookup or none, and the rule is `match` unless asked otherwise. num_logprobs: of the best tokens told beside
+    each one's own, None for none at all.
     """
 
     tokens: list[int]
     sampling: SamplingParams
     params: GenerateParams = field(default_factory=GenerateParams)
+    num_logprobs: int | None = None
 
 
 class Job:
     """A request on its way. `result` or `error` is set when it has ended.
 
-    drafter: None where nothing may be drafted.
+    drafter: None where nothing may be drafted. alone: how it drafts while nothing else runs.
     """
 
     def __init__(
@@ -58,11 +62,6 @@ class Job:
         if sampling.seed is None:
             raise UsageError("A sequence needs a seed.")
         _check_prompt(request.tokens, n_ctx, model.n_vocab)
-        if params.spec_type == "draft_model":
-            raise UsageError(
-                "Many sequences at once are not drafted by a model.",
-                hint="Take --spec-type ngram or none.",
-            )
         end_tokens = tokenizer.end_tokens
         if params.ignore_eos:
             banned = tuple((token, float("-inf")) for token in end_tokens)
@@ -73,9 +72,11 @@ class Job:
         self.error: HomespecError | None = None
         self.submitted = clock()
         self.sequence: CachedSequence | None = None
+        self.logprobs: list[TokenLogprobs] = []  # of all tokens, an end token too
         drafts = matches is not None and params.spec_type != "none"
         self.drafter = RatedLookup(matches) if matches is not None and drafts else None
         self.max_depth = _DEPTH if params.draft_depth is None else params.draft_depth
+        self.alone: Speculation | None = None
         self._chain = SamplerChain(model, sampling)
         self._rule = RULES["greedy" if sampling.greedy else params.rule or "match"]
         self._end_tokens = end_tokens
@@ -130,7 +131,7 @@ class Job:
             text=self._text,
             seed=self.request.sampling.seed or 0,
             explain=list,
-            resources=[self._chain],
+            resources=self._resources,
         )
         decoder.begin(self.request.tokens, self.request.params.max_tokens)
 
@@ -148,6 +149,10 @@ class Job:
         decoder = self._answer.decoder
         finished = decoder.commit(proposal, rows, cached, seconds)
         decoder.note(finished)
+        best = self.request.num_logprobs
+        if best is not None:
+            judged = zip(rows, finished.tokens, strict=False)  # the last rows may be cut off
+            self.logprobs += [token_logprobs(row.logits, token, best) for row, token in judged]
         chunks = list(self._answer.push(finished))
         if decoder.finish_reason is not None:
             chunks += self._answer.rest()
@@ -157,7 +162,26 @@ class Job:
     def fail(self, error: HomespecError) -> None:
         """End it with an error."""
         self.error = error
-        self._chain.close()
+        for resource in self._resources:
+            resource.close()
+
+    @property
+    def _resources(self) -> list[Closable]:
+        return [self._chain, *(self.alone.resources if self.alone else [])]
+
+    def propose(self, depth: int) -> Proposal:
+        """A draft of at most `depth` tokens, by lookup."""
+        decoder = self.decoder
+        decoder.drafter = self.drafter or NoDrafter()
+        return decoder.propose(depth)
+
+    def propose_alone(self) -> Proposal:
+        """A draft as a sequence that has the model for itself makes it, draft model included."""
+        if self.alone is None:
+            raise AssertionError("no drafting alone")
+        decoder = self.decoder
+        decoder.drafter = self.alone.drafter
+        return decoder.propose(min(decoder.max_draft, self.alone.policy.depth()))
 
     def cancel(self) -> None:
         """End it here: the result is what came so far."""

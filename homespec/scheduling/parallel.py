@@ -27,9 +27,12 @@ def best_parallel(cost: PassCost, limit: int, context: int = PROBE_CONTEXT) -> i
     return min(n for n, rate in rates.items() if rate >= _ENOUGH * most)
 
 
-def probe(context: Context) -> CostCurve:
-    """A cost curve good enough to choose by, where none was measured: some seconds."""
-    return CostCurve.from_points(points(time_table(context, (PROBE_CONTEXT,), PROBE_WIDTHS)))
+def probe(context: Context, most: int) -> CostCurve:
+    """A cost curve good enough to choose by up to `most`, where none was measured: some seconds."""
+    widths = [width for width in PROBE_WIDTHS if width < 2 * most]
+    # What disturbs a pass makes it slower: of two rounds the faster one is the truer.
+    rounds = [points(time_table(context, (PROBE_CONTEXT,), widths)) for _ in range(2)]
+    return CostCurve.from_points({key: min(timed[key] for timed in rounds) for key in rounds[0]})
 
 
 def largest_that_fits(fits: Callable[[int], bool], wanted: int, least: int) -> int:

@@ -19,20 +19,23 @@ with its own random stream.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from homespec.decoding.depth import best_depths
+from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.speculative import Proposal
 from homespec.decoding.stats import clock
 from homespec.drafters.adaptive import Learned
-from homespec.errors import HomespecError
-from homespec.generation import Chunk
+from homespec.errors import HomespecError, UsageError
+from homespec.generation import Chunk, GenerateParams
 from homespec.llama.context import LogitsRow
 from homespec.llama.sequences import Block, CachedSequence, SequenceCache
 from homespec.llama.tokenizer import Tokenizer
 from homespec.scheduling.job import Job, Request
 from homespec.scheduling.prefixes import WORTHWHILE, KeptSequences, coming_prefix, longest_prefix
 from homespec.scheduling.stats import SchedulerStats
+from homespec.speculation import Speculation
 
 _HEADROOM = 32  # free cells for each running sequence before another one is placed
 
@@ -78,18 +81,30 @@ class _Share:
         return self.proposal.num_rows if self.proposal else 0
 
 
+Alone = Callable[[GenerateParams, SamplingParams], Speculation]
+"""Makes the drafting of a job that has the model for itself."""
+
+
 class Scheduler:
     """Runs jobs over a cache; not to be used by two threads at once.
 
-    learned: what passes cost and how often lookups are right, for all jobs together.
+    learned: what passes cost and how often lookups are right, for all jobs together. alone: where
+    a draft model is loaded, it drafts for a job while no other runs or waits.
     """
 
     def __init__(
-        self, cache: SequenceCache, tokenizer: Tokenizer, learned: Learned, params: ScheduleParams
+        self,
+        cache: SequenceCache,
+        tokenizer: Tokenizer,
+        learned: Learned,
+        params: ScheduleParams,
+        alone: Alone | None = None,
     ) -> None:
         self.params = params
         self.stats = SchedulerStats()
         self._cache, self._tokenizer, self._learned = cache, tokenizer, learned
+        self._alone = alone if cache.can_truncate else None
+        self._n_ctx = min(params.n_ctx, cache.num_cells)
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         # What cannot be cut cannot be shared either: a recurrent state stands for all its tokens.
@@ -115,8 +130,16 @@ class Scheduler:
 
         Raises ContextFullError and UsageError for one that cannot be served.
         """
+        params, sampling = request.params, request.sampling
+        if params.spec_type == "draft_model" and self._alone is None:
+            raise UsageError(
+                "No draft model is loaded for sequences that run together.",
+                hint="Take --spec-type ngram or none.",
+            )
         matches = self._learned.matches if self._cache.can_truncate else None
-        job = Job(request, self._cache.model, self._tokenizer, matches, self.params.n_ctx)
+        job = Job(request, self._cache.model, self._tokenizer, matches, self._n_ctx)
+        if self._alone is not None and params.spec_type not in ("ngram", "none"):
+            job.alone = self._alone(params, sampling)
         self._waiting.append(job)
         return job
 
@@ -183,17 +206,21 @@ class Scheduler:
             free = self._cache.num_free + self._kept.num_tokens - promised
             if self._running and free < len(job.committed) + _HEADROOM:
                 return
-            job.place(self._cache.open(self.params.n_ctx))
+            job.place(self._cache.open(self._n_ctx))
             self._running.append(self._waiting.popleft())
 
     def _written(self) -> list[_Share]:
         """The jobs past their prompts: the pending token, and what of a draft is worthwhile."""
         jobs = [job for job in self._running if job.num_pending == 1]
-        shares = []
-        for job, depth in zip(jobs, self._depths(jobs), strict=True):
-            proposal = job.decoder.propose(depth)
-            shares.append(_Share(job, proposal.tokens, proposal, len(job.committed) - 1))
-        return shares
+        if len(jobs) == 1 and len(self._running) == 1 and not self._waiting and jobs[0].alone:
+            proposals = [jobs[0].propose_alone()]
+        else:
+            depths = self._depths(jobs)
+            proposals = [job.propose(depth) for job, depth in zip(jobs, depths, strict=True)]
+        return [
+            _Share(job, proposal.tokens, proposal, len(job.committed) - 1)
+            for job, proposal in zip(jobs, proposals, strict=True)
+        ]
 
     def _depths(self, jobs: list[Job]) -> list[int]:
         if not jobs:
@@ -222,7 +249,7 @@ class Scheduler:
             if not self._takes_up_prefix(job, reading[:place]):
                 continue
             pending = job.num_pending
-            proposal = job.decoder.propose(0) if pending <= room else None
+            proposal = job.propose(0) if pending <= room else None
             cached = len(job.committed) - pending
             tokens = job.committed[cached : cached + room]
             shares.append(_Share(job, tokens, proposal, cached))
