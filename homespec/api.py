@@ -7,7 +7,7 @@ labels a request is passed over. llama-server's own sampling names are taken too
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,8 +116,9 @@ def _content(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        texts = [part.get("text") for part in value if isinstance(part, dict)]
-        if len(texts) == len(value) and all(isinstance(text, str) for text in texts):
+        found = [part.get("text") for part in value if isinstance(part, dict)]
+        texts = [text for text in found if isinstance(text, str)]
+        if len(texts) == len(value):
             return "".join(texts)
     raise UsageError("The content of a message must be text.")
 
@@ -147,28 +148,32 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _grammar(left: dict[str, Any]) -> str | None:
-    given: list[Callable[[], str]] = []
-    if isinstance(text := left.pop("grammar", None), str):
-        given.append(lambda: text)
-    if (schema := left.pop("json_schema", None)) is not None:
-        given.append(lambda: json_schema_grammar(schema))
-    wanted = left.pop("response_format", None)
-    if wanted is not None:
-        kind = wanted.get("type") if isinstance(wanted, dict) else None
-        if kind == "json_object":
-            given.append(lambda: json_schema_grammar(wanted.get("schema") or {"type": "object"}))
-        elif kind == "json_schema":
-            inner = wanted.get("json_schema")
-            inner = inner.get("schema") if isinstance(inner, dict) else None
-            given.append(lambda: json_schema_grammar(inner))
-        elif kind != "text":
-            raise UsageError(
-                "response_format has an unknown type.",
-                hint="Known: text, json_object and json_schema.",
-            )
+    grammar, schema = left.pop("grammar", None), left.pop("json_schema", None)
+    wanted = _wanted_schema(left.pop("response_format", None))
+    given = [value for value in (grammar, schema, wanted) if value is not None]
     if len(given) > 1:
         raise UsageError("One grammar or schema is enough.", hint="Leave the others out.")
-    return given[0]() if given else None
+    if grammar is None:
+        return json_schema_grammar(given[0]) if given else None
+    if not isinstance(grammar, str):
+        raise UsageError("grammar must be a text in GBNF.")
+    return grammar
+
+
+def _wanted_schema(value: Any) -> Any:
+    """The schema of a response_format; None for free text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if value is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return value.get("schema") or {"type": "object"}
+    named = value.get("json_schema") if kind == "json_schema" else None
+    if isinstance(named, dict) and isinstance(named.get("schema"), dict):
+        return named["schema"]
+    raise UsageError(
+        "response_format cannot be used.",
+        hint='It is {"type": "text"}, "json_object", or "json_schema" with a json_schema.schema.',
+    )
 
 
 def _limits(left: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": "Answer a prompt.",
     "chat": "Talk with a model in the terminal.",
     "batch": "Answer the rows of a file, many at once; a rerun does what is missing.",
+    "worker": "Lend this machine to a cluster that answers the rows of a batch.",
     "check": "Compare two models' tokenizers and plan their memory, from headers alone.",
     "setup": "Choose the best pair for this machine, download it, try it, make it the default.",
     "tune": "Measure what a pair does best on this machine, and keep it.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,19 @@ import click
 from homespec.api import Defaults
 from homespec.batch.journal import Journal, Output, Pipe
 from homespec.batch.local import LocalRunner
-from homespec.batch.run import BatchRun, Summary
+from homespec.batch.run import BatchRun, Runner, Summary
 from homespec.batch.source import Source, survey
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
 from homespec.cli.batch_progress import progress, stop_in_steps
 from homespec.cli.sizes import reserve_option
+from homespec.cluster import ClusterRunner
 from homespec.console import load_bars, print_note
 from homespec.errors import UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams
 from homespec.loading import LoadParams
 from homespec.scheduling.engine import MAX_PARALLEL, ParallelEngine, load_parallel
+from homespec.scheduling.parallel import COUNTS
 
 _FILE = click.Path(path_type=Path)
 
@@ -33,6 +37,17 @@ def _parallel(_: click.Context, parameter: click.Parameter, value: str) -> int |
     raise click.BadParameter(f"{value!r} is neither 1 to {MAX_PARALLEL} nor auto.", param=parameter)
 
 
+parallel_option = click.option(
+    "-np",
+    "--parallel",
+    callback=_parallel,
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Rows at once; auto for what the machine does best.",
+)
+
+
 @click.command("batch")
 @click.argument("pair", required=False, metavar="[PAIR]")
 @click.option(
@@ -43,14 +58,11 @@ def _parallel(_: click.Context, parameter: click.Parameter, value: str) -> int |
 )
 @click.option("--jsonl-errors", "errors", type=_FILE, metavar="FILE", help="Rows that failed.")
 @click.option("--retry-errors", is_flag=True, help="Do rows again that failed in an earlier run.")
+@parallel_option
 @click.option(
-    "-np",
-    "--parallel",
-    callback=_parallel,
-    default="auto",
-    show_default=True,
-    metavar="N|auto",
-    help="Rows at once; auto for what the machine does best.",
+    "--cluster",
+    metavar="tcp://HOST:8786",
+    help="Have the workers of this Dask scheduler answer (docs/cluster.md).",
 )
 @click.option(
     "--drop-on-interrupt", is_flag=True, help="At Ctrl-C, give up rows on their way at once."
@@ -109,26 +121,44 @@ def command(pair: str | None, **flags: Any) -> None:
     source, outputs = _files(flags)
     try:
         num_rows = survey(source)
-        with _load(models, load, flags["parallel"], num_rows) as engine:
+        with _runner(models, load, defaults, flags, num_rows) as (runner, about):
             if not quiet:
-                print_note(_header(engine, num_rows))
-            summary = _run(
-                BatchRun(
-                    source,
-                    LocalRunner(engine, defaults),
-                    defaults,
-                    *outputs,
-                    num_rows=num_rows,
-                    retry_errors=flags["retry_errors"],
-                ),
-                drop=flags["drop_on_interrupt"],
-                quiet=quiet,
+                print_note(f"{num_rows} rows with {about}.")
+            run = BatchRun(
+                source,
+                runner,
+                defaults,
+                *outputs,
+                num_rows=num_rows,
+                retry_errors=flags["retry_errors"],
             )
+            summary = _run(run, drop=flags["drop_on_interrupt"], quiet=quiet)
     finally:
         source.close()
         for output in outputs:
             output.close()
     click.get_current_context().exit(_code(summary))
+
+
+@contextmanager
+def _runner(
+    models: dict[str, Any],
+    load: dict[str, Any],
+    defaults: Defaults,
+    flags: dict[str, Any],
+    num_rows: int,
+) -> Iterator[tuple[Runner, str]]:
+    """What answers the rows, and what to call it."""
+    if flags["cluster"] is not None:
+        with closing(ClusterRunner(flags["cluster"], defaults)) as cluster:
+            yield cluster, f"the workers of {flags['cluster']}"
+        return
+    with load_engine(models, load, flags["parallel"], num_rows) as engine:
+        yield (
+            LocalRunner(engine, defaults),
+            f"{engine.model.path.stem}, {engine.parallel} at once "
+            f"over {engine.cache.num_cells} cells",
+        )
 
 
 def _code(summary: Summary) -> int:
@@ -186,24 +216,18 @@ def _refuse_same(output: Path, source: Path | None) -> None:
         raise UsageError(f"{output} is the input, too.", hint="Name another output.")
 
 
-def _load(
-    models: dict[str, Any], load: dict[str, Any], parallel: int | None, num_rows: int
+def load_engine(
+    models: dict[str, Any], load: dict[str, Any], parallel: int | None, most: int = COUNTS[-1]
 ) -> ParallelEngine:
+    """The model for many rows at once; bars while it is fetched."""
     with load_bars() as bars:
         return load_parallel(
             **models,
             download_progress=bars.download,
             load=LoadParams(**load),
             parallel=parallel,
-            most=num_rows,
+            most=most,
         )
-
-
-def _header(engine: ParallelEngine, num_rows: int) -> str:
-    return (
-        f"{num_rows} rows with {engine.model.path.stem}, {engine.parallel} at once "
-        f"over {engine.cache.num_cells} cells."
-    )
 
 
 def _run(run: BatchRun, *, drop: bool, quiet: bool) -> Summary:
