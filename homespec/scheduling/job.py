@@ -33,8 +33,8 @@ class Request:
 
     tokens: the prompt. sampling: with a seed, which alone gives the random stream: the text does
     not depend on what runs beside it (up to near-ties, docs/exactness.md). params: drafting is by
-    lookup or none, and the rule is `match` unless asked otherwise. num_logprobs: of the best tokens told beside
-    each one's own, None for none at all.
+    lookup or none, and the rule is `match` unless asked otherwise. num_logprobs: of the best tokens
+    told beside each one's own, None for none at all.
     """
 
     tokens: list[int]
