@@ -136,7 +136,7 @@ class ClusterRunner:
         distributed = _distributed()
         self._defaults, self._retries = defaults, retries
         try:
-            self._client = distributed.Client(address, timeout=10, set_as_default=False)
+            self._client = distributed.Client(address, timeout=5, set_as_default=False)
         except (OSError, asyncio.TimeoutError, ValueError) as exc:
             raise _no_scheduler(address, exc) from exc
         self._futures: dict[Any, Row] = {}
