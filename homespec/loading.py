@@ -7,15 +7,15 @@ What decodes with it is made on top: one sequence by `homespec.engine`, many at 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from homespec import tuned
+from homespec.closing import Closing
 from homespec.drafters.adaptive import Learned, Priors
 from homespec.errors import IncompatiblePairError, LibraryError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, Closable, GenerateParams
@@ -87,10 +87,9 @@ class LoadParams:
 
 
 R = TypeVar("R", bound=Closable)
-Own = TypeVar("Own", bound="LoadedTarget")
 
 
-class LoadedTarget(ABC):
+class LoadedTarget(Closing):
     """A target's weights and tokenizer; close it, or use it in a `with` block."""
 
     def __init__(
@@ -225,17 +224,6 @@ class LoadedTarget(ABC):
         while self._open:
             self._open.pop().close()
 
-    def __enter__(self: Own) -> Own:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 def check_files(
     target: Path, draft: Path | None, params: LoadParams
@@ -270,9 +258,10 @@ def _with_profile(params: LoadParams, profile: Profile) -> LoadParams:
         for name, value in tuned.load_options(profile).items()
         if getattr(params, name) == getattr(default, name)
     }
-    if profile.strict_by_default and not params.strict_exact:
-        with suppress(LibraryError):  # too late in this process: then it is the fast settings
+    with suppress(LibraryError):  # too late in this process: then it is the other kernels
+        if profile.strict_by_default or not profile.tiled:
             use_exact_kernels()
+        if profile.strict_by_default:
             measured["strict_exact"] = True
     return replace(params, **measured)
 

@@ -23,6 +23,7 @@ from homespec.errors import CannotRunError, DiskError, IncompatiblePairError, Mo
 from homespec.llama import quantizer
 from homespec.llama.cache_filler import fill
 from homespec.llama.context import Context, ContextParams
+from homespec.llama.library import build_features
 from homespec.llama.model import Model
 from homespec.llama.tokenizer import Tokenizer
 from homespec.tune import tune_pair
@@ -36,6 +37,7 @@ from homespec.tuning.agreement import (
     read_places,
     read_samples,
 )
+from homespec.tuning.child_arm import ChildArm
 from homespec.tuning.cost import WIDTHS, CostCurve, isotonic
 from homespec.tuning.drafts import matrix_types
 from homespec.tuning.fitted import copy_bytes, digest_of, drop, drop_copies_of, fitted_draft
@@ -69,11 +71,11 @@ from homespec.tuning.profile import (
     save_profile,
     this_box,
 )
-from homespec.tuning.strict_arm import StrictArm
 from homespec.tuning.tune import TuneParams
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import PairFiles
 from tests.tiny_gguf import write_tiny_gguf
 
 SWITCHES = Switches("off", "f16", "f16", 1, 1)
@@ -564,7 +566,7 @@ def test_another_library_or_machine_ends_a_profile(files: tuple[Path, Path]) -> 
         lambda text: text[: len(text) // 2],
         lambda _: "[]",
         lambda _: "\x00",
-        lambda text: text.replace('"version": 1', '"version": 0'),
+        lambda text: text.replace('"version": 2', '"version": 0'),
         lambda text: text.replace('"draft_pays": true', '"draft_pays": "yes"'),
         lambda text: text.replace('"notes"', '"remarks"'),
         lambda text: text.replace('"widths": [', '"widths": ['.replace("[", "[9, ")),
@@ -593,7 +595,7 @@ def test_a_profile_that_cannot_be_written_is_a_plain_sentence(
 
 
 def test_strict_settings_are_probed_and_timed_in_a_child(tiny: Path) -> None:
-    with StrictArm(tiny, replace(SWITCHES, **STRICT_EXACT), 128, Placement()) as arm:
+    with ChildArm(tiny, replace(SWITCHES, **STRICT_EXACT), 128, Placement()) as arm:
         promise = arm.probe()
         timings = arm.table((64,), (1, 8))
     assert promise.largest < 1e-4
@@ -601,11 +603,22 @@ def test_strict_settings_are_probed_and_timed_in_a_child(tiny: Path) -> None:
     assert min(timings.values()) > 0
 
 
+def test_the_kernels_of_a_child_are_its_own(pair: PairFiles) -> None:
+    """The draft has K-quants, whose tiled kernel sums in another order, where there is one."""
+    if "AVX2" not in build_features().get("CPU", ()):
+        pytest.skip("llama.cpp has tiled kernels for x86 with AVX only")
+    largest = {}
+    for tiled in (True, False):
+        with ChildArm(pair.draft, SWITCHES, 128, Placement(), tiled=tiled) as arm:
+            largest[tiled] = arm.probe().largest
+    assert largest[True] != largest[False]
+
+
 def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))
     with (
-        StrictArm(broken, SWITCHES, 128, Placement()) as arm,
+        ChildArm(broken, SWITCHES, 128, Placement()) as arm,
         pytest.raises(CannotRunError, match=r"broken\.gguf"),
     ):
         arm.probe()
@@ -638,6 +651,7 @@ def test_a_run_measures_everything_and_keeps_it(
     assert load_profile(tiny, tiny_draft) == (profile, "")
     assert load_profile(tiny) == (profile.of_target_alone(), "")
     assert profile.box == this_box()
+    assert "target's kernels" in profile.seconds
     assert profile.target_cost.widths == WIDTHS
     assert len(profile.target_cost.context_lengths) == 3
     assert profile.acceptance.greedy is not None

@@ -122,6 +122,10 @@ def _promises(profile: Profile) -> list[str]:
             f"With --strict-exact they give {_bits(strict)}; passes cost {strict.slowdown:.2f} "
             f"times as much{', so it is the default here' if profile.strict_by_default else ''}."
         )
+    if not profile.tiled:
+        found.append(
+            "llama.cpp's tiled kernels are left out: without them, wide passes are faster."
+        )
     if profile.draft is not None:
         if not profile.draft_pays:
             found.append("The draft model is not expected to pay here on any kind of text.")

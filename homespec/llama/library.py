@@ -65,6 +65,11 @@ def use_exact_kernels() -> None:
     os.environ[_TILED] = "0"
 
 
+def kernel_environment(*, tiled: bool) -> dict[str, str]:
+    """What a child process is to find in its environment, with those kernels or without."""
+    return {_TILED: "1" if tiled else "0"}
+
+
 _passes_made: list[bool] = []
 
 

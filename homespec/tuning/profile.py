@@ -26,7 +26,7 @@ from homespec.models.files import disk_error, verify
 from homespec.models.references import shard_names
 from homespec.tuning.cost import CostCurve
 
-VERSION = 1
+VERSION = 2
 """Of the format and of what is measured: raised when an older profile is of no use."""
 
 
@@ -150,6 +150,7 @@ class Profile:
     target_switches: Switches
     target_cost: CostCurve
     default_promise: WidthPromise
+    tiled: bool = True  # whether llama.cpp's tiled kernels are not the slower ones
     strict_promise: WidthPromise | None = None
     strict_cost: CostCurve | None = None
     strict_by_default: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +21,7 @@ from homespec.models.gguf_header import read_header
 from homespec.models.references import shard_names
 from homespec.models.repacking import copied_bytes
 from homespec.tuning import agreement
+from homespec.tuning.child_arm import ChildArm
 from homespec.tuning.cost import WIDTHS, CostCurve
 from homespec.tuning.fit import CONTEXT_LENGTH
 from homespec.tuning.invariance import WIDTHS as PROBE_WIDTHS
@@ -41,11 +43,14 @@ from homespec.tuning.measure import (
 from homespec.tuning.notebook import Notebook
 from homespec.tuning.placement import Placement
 from homespec.tuning.profile import Switches, plain, typed
-from homespec.tuning.strict_arm import StrictArm
 from homespec.tuning.texts import SAMPLES
 
 LOSSLESS_CACHES = (("f16", "f16"), ("f16", "bf16"), ("bf16", "bf16"), ("f32", "f32"))
 CONTEST_WIDTHS = (1, 4, 8)
+KERNEL_WIDTHS = (8, 16)
+KERNELS_WORTH = 1.03
+"""How much slower the kernels that llama.cpp takes by itself may seem before they are left."""
+
 CONTEST_LENGTH = 1200
 """Tokens of context: flash attention gains or loses with them."""
 
@@ -106,6 +111,26 @@ class TargetTuner:
     @property
     def n_ctx(self) -> int:
         return self.lengths[-1] + max(WIDTHS)
+
+    # Stage: kernels
+
+    def kernels(self) -> Values:
+        """Whether llama.cpp's tiled kernels, for eight tokens and more, are the faster ones here.
+
+        One process after the other, so that no more memory is taken than a single load takes.
+        """
+        cores = num_threads()
+        switches = Switches("auto", "f16", "f16", cores, cores)
+        best = {True: math.inf, False: math.inf}
+        for number, tiled in enumerate((True, False, False, True)):
+            self._book.tell(number / 4, "trying kernels")
+            with ChildArm(self.path, switches, 128, self._placement, tiled=tiled) as arm:
+                for _ in range(2):
+                    best[tiled] = min(best[tiled], sum(arm.table((64,), KERNEL_WIDTHS).values()))
+        return {
+            "tiled": best[True] <= KERNELS_WORTH * best[False],
+            "ratio": best[True] / best[False],
+        }
 
     # Stage: switches
 
@@ -220,7 +245,7 @@ class TargetTuner:
         ours: list[Timings] = []
         try:
             with (
-                StrictArm(self.path, exact, self.n_ctx, self._placement) as arm,
+                ChildArm(self.path, exact, self.n_ctx, self._placement) as arm,
                 opened(self.model, switches, self.n_ctx) as context,
             ):
                 promise = arm.probe()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from homespec.errors import LibraryError
+from homespec.llama.library import use_exact_kernels
 from homespec.models.files import remember_verified, sha256_of
 from homespec.models.references import shard_names
 from homespec.tuning.agreement import Reading
@@ -36,6 +39,7 @@ from homespec.tuning.profile import (
 from homespec.tuning.target import EXACT_WORTH, TargetTuner
 
 _STAGES = {
+    "target's kernels": 12.0,
     "target switches": 16.0,
     "target's bits": 8.0,
     "target threads": 6.0,
@@ -95,6 +99,8 @@ def _measure(
 ) -> Profile:
     tuner = TargetTuner(target, params.placement, book, params.budget_seconds)
     try:
+        kernels = book.stage("target's kernels", tuner.kernels)
+        tiled = kernels["tiled"] or not _leave_tiled_kernels()
         _ = tuner.budget
         found = _tune_target(tuner, book, params)
         readings = book.stage(
@@ -125,9 +131,18 @@ def _measure(
         draft=_identified(draft) if draft else None,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         seconds={name: round(value, 2) for name, value in book.seconds.items()},
+        tiled=tiled,
         acceptance=acceptance,
         **{**found, "notes": tuple(found["notes"])},
     )
+
+
+def _leave_tiled_kernels() -> bool:
+    """Whether this process can still do without them; else it measures what it decodes with."""
+    with suppress(LibraryError):
+        use_exact_kernels()
+        return True
+    return False
 
 
 def _notebook(

@@ -1,6 +1,6 @@
-"""The target with strictly exact settings, in a child process: llama.cpp reads a switch once only.
+"""The target with other kernels, in a child process: llama.cpp reads that switch only once.
 
-`python -m homespec.tuning.strict_arm MODEL SETTINGS` loads it and then answers lines of JSON on
+`python -m homespec.tuning.child_arm MODEL SETTINGS` loads it and then answers lines of JSON on
 standard input, `{"table": [lengths, widths]}` or `{"probe": true}`, with one line of JSON each.
 """
 
@@ -8,35 +8,48 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from homespec.closing import Closing
 from homespec.errors import CannotRunError, HomespecError
-from homespec.llama.library import use_exact_kernels
+from homespec.llama.library import kernel_environment
 from homespec.tuning.invariance import probe_widths
 from homespec.tuning.measure import Timings, opened, time_table
 from homespec.tuning.placement import Placement
 from homespec.tuning.profile import Switches, WidthPromise, plain, typed
 
 
-class StrictArm:
+class ChildArm(Closing):
     """The child process, seen from its parent. Use it in a `with` block."""
 
-    def __init__(self, model: Path, switches: Switches, n_ctx: int, place: Placement) -> None:
-        """Load the model there. switches: with everything that strictly exact asks for."""
+    def __init__(
+        self,
+        model: Path,
+        switches: Switches,
+        n_ctx: int,
+        place: Placement,
+        *,
+        tiled: bool = False,
+    ) -> None:
+        """Load the model there; tiled: with llama.cpp's tiled kernels."""
         settings = {
             "switches": plain(switches),
             "n_ctx": n_ctx,
             "placement": plain(place),
         }
-        command = [sys.executable, "-m", "homespec.tuning.strict_arm", str(model)]
+        command = [sys.executable, "-m", "homespec.tuning.child_arm", str(model)]
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(
-            [*command, json.dumps(settings)], stdin=pipe, stdout=pipe, text=True
+            [*command, json.dumps(settings)],
+            env={**os.environ, **kernel_environment(tiled=tiled)},
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
         )
 
     def _ask(self, **question: Any) -> Any:
@@ -49,8 +62,8 @@ class StrictArm:
                 answer = stdout.readline()
         if not answer:
             raise CannotRunError(
-                "llama.cpp ended while it was tried with strictly exact settings.",
-                hint="See what `homespec doctor --strict-exact` says.",
+                "llama.cpp ended while it was tried with other kernels.",
+                hint="See what `homespec doctor` says, and `homespec doctor --strict-exact`.",
             )
         found = json.loads(answer)
         if "error" in found:
@@ -66,15 +79,8 @@ class StrictArm:
         """Whether its logits are the same bits at every width."""
         return WidthPromise(**self._ask(probe=True))
 
-    def __enter__(self) -> StrictArm:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the process."""
         self._child.kill()
         self._child.communicate()
 
@@ -85,7 +91,6 @@ def _child() -> None:
     switches = typed(Switches, settings["switches"])
     place = typed(Placement, settings["placement"])
     try:
-        use_exact_kernels()
         with (
             place.load(path, repack=switches.repack) as model,
             opened(model, switches, settings["n_ctx"]) as context,
