@@ -325,7 +325,7 @@ def test_two_results_are_compared(result: BenchResult) -> None:
     )
     found = compare(result, slower)
     assert [one.arm for one in found.arms] == result.arm_names
-    assert all("B is slower than A, 0.50 x" in verdict for verdict in found.verdicts)
+    assert all("B is slower than A, 0.500 x" in verdict for verdict in found.verdicts)
     assert found.differences == {
         "machine.cpu": (result.machine["cpu"], "another"),
         "settings.max_tokens": (24, 25),

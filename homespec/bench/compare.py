@@ -84,12 +84,12 @@ def _verdict(one: ArmComparison) -> str:
     ratio = one.ratio
     if ratio is None:
         return f"{one.arm}: no prompt is common to both."
-    interval = f"{ratio.low:.2f} to {ratio.high:.2f} x at {CONFIDENCE:.0%}, {ratio.count} prompts"
+    interval = f"{ratio.low:.3f} to {ratio.high:.3f} x at {CONFIDENCE:.0%}, {ratio.count} prompts"
     if ratio.verdict == "no difference":
         return (
-            f"{one.arm}: no difference that these runs can show, {ratio.median:.2f} x ({interval})."
+            f"{one.arm}: no difference that these runs can show, {ratio.median:.3f} x ({interval})."
         )
-    return f"{one.arm}: B is {ratio.verdict} than A, {ratio.median:.2f} x ({interval})."
+    return f"{one.arm}: B is {ratio.verdict} than A, {ratio.median:.3f} x ({interval})."
 
 
 def _warnings(a: BenchResult, b: BenchResult) -> Iterator[str]:

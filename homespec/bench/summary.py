@@ -149,8 +149,8 @@ def _verdict(result: BenchResult, arm: int) -> str:
     if decode is None or whole is None:
         return f"{name} cannot be compared with {first}: no prompt was answered by both."
     found = (
-        f"decoding {decode.median:.2f} x ({decode.low:.2f} to {decode.high:.2f} at "
-        f"{CONFIDENCE:.0%}, {decode.count} prompts), whole answers {whole.median:.2f} x"
+        f"decoding {decode.median:.3f} x ({decode.low:.3f} to {decode.high:.3f} at "
+        f"{CONFIDENCE:.0%}, {decode.count} prompts), whole answers {whole.median:.3f} x"
     )
     if decode.verdict == "no difference":
         return f"{name} against {first}: no difference that this run can show; {found}."

@@ -18,12 +18,13 @@ def print_result(result: BenchResult) -> None:
     """Tables on stdout, the verdict last."""
     console = Console(highlight=False)
     figures = summarize(result)
-    console.print(_speed_table(result, [one for one in figures if one.category == ALL]))
-    console.print(_time_table([one for one in figures if one.category == ALL]))
-    if any(one.acceptance_by_position for one in figures):
-        console.print(_acceptance_table([one for one in figures if one.category == ALL]))
+    overall = [one for one in figures if one.category == ALL]
+    console.print(_speed_table(result, overall))
+    _titled(console, "Where the time goes", _time_table(overall))
+    if any(one.acceptance_by_position for one in overall):
+        _titled(console, "Accepted, by position in the draft", _acceptance_table(overall))
     if len(result.categories) > 1:
-        console.print(_category_table(result, figures))
+        _titled(console, "Decoding, tokens/s", _category_table(result, figures))
     _line(console, _cold_start(result))
     for text in verdicts(result):
         console.print(printable(text), style="bold", markup=False, soft_wrap=True)
@@ -67,7 +68,7 @@ def _speed_table(result: BenchResult, figures: list[Figures]) -> Table:
 
 
 def _time_table(figures: list[Figures]) -> Table:
-    table = _table("arm", *PARTS, "peak memory", "same text", title="Where the time goes")
+    table = _table("arm", *PARTS, "peak memory", "same text")
     for one in figures:
         known = sum(one.parts.values())
         shares = [f"{one.parts[part] / known:.1%}" if known else "" for part in PARTS]
@@ -81,7 +82,7 @@ def _time_table(figures: list[Figures]) -> Table:
 def _acceptance_table(figures: list[Figures]) -> Table:
     deepest = min(max(len(one.acceptance_by_position) for one in figures), _POSITIONS)
     names = [str(i + 1) for i in range(deepest)]
-    table = _table("arm", *names, title="Accepted, by position in the draft")
+    table = _table("arm", *names)
     for one in figures:
         if one.acceptance_by_position:
             shares = [f"{rate:.0%}" for rate in one.acceptance_by_position[:deepest]]
@@ -95,7 +96,6 @@ def _category_table(result: BenchResult, figures: list[Figures]) -> Table:
         "category",
         *(printable(name) for name in names),
         *(f"/ {names[0]}" for _ in names[1:]),
-        title="Decoding, tokens/s",
     )
     for category in result.categories:
         row = [one for one in figures if one.category == category]
@@ -154,15 +154,14 @@ def print_comparison(comparison: Comparison) -> None:
         print_note(text)
 
 
-def _table(first: str, *columns: str, title: str | None = None) -> Table:
-    table = Table(
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        title=title,
-        title_justify="left",
-        title_style="bold",
-    )
+def _titled(console: Console, title: str, table: Table) -> None:
+    """A title of the table's own would be broken to its width."""
+    console.print(f"\n{title}", style="bold")
+    console.print(table)
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(first, overflow="fold")
     for name in columns:
         table.add_column(name, justify="right")
@@ -171,7 +170,7 @@ def _table(first: str, *columns: str, title: str | None = None) -> Table:
 
 def _line(console: Console, text: str) -> None:
     if text:
-        console.print(text, soft_wrap=True)
+        console.print(f"\n{text}", soft_wrap=True)
 
 
 def _number(value: float | None, form: str) -> str:
