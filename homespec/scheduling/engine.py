@@ -147,6 +147,30 @@ class ParallelEngine(LoadedTarget):
             sampling = replace(sampling, seed=random.SystemRandom().randint(0, MAX_SEED))
         return Request(self._tokens(prompt, system, params), sampling, params)
 
+    def drop_draft(self) -> bool:
+        """Free the draft model, between two steps; whether there was one."""
+        if self.draft_context is None:
+            return False
+        self.scheduler.without_draft()
+        context, self.draft_context = self.draft_context, None
+        context.close()
+        context.model.close()
+        return True
+
+    def shrink(self) -> bool:
+        """Forget ended sequences, and keep cells for one sequence only; whether that was possible.
+
+        Not while one runs. Raises OutOfMemoryError, and the engine is then of no use.
+        """
+        self.scheduler.forget()
+        if not self.scheduler.idle or self.cache.num_cells <= self.row_ctx:
+            return False
+        settings = replace(self.cache.context.params, n_ctx=self.row_ctx)
+        self.cache.close()
+        self.cache = self._keep(SequenceCache(self.model, settings))
+        self.scheduler.move(self.cache)
+        return True
+
     def close(self) -> None:
         """Drop all jobs, free caches and weights; once is enough, twice does no harm."""
         if "scheduler" in vars(self) and self._open:

@@ -183,6 +183,13 @@ class Job:
         decoder.drafter = self.alone.drafter
         return decoder.propose(min(decoder.max_draft, self.alone.policy.depth()))
 
+    def without_draft(self) -> None:
+        """Draft by lookup from now on."""
+        if self.alone is not None:
+            for resource in self.alone.resources:
+                resource.close()
+            self.alone = None
+
     def cancel(self) -> None:
         """End it here: the result is what came so far."""
         if self.done:

@@ -293,9 +293,25 @@ class Scheduler:
             context = sum(share.cached for share in shares) // len(shares)
             self._learned.cost.observe(width, context, seconds)
 
+    def forget(self) -> None:
+        """Free the cells that ended sequences left for prompts to come."""
+        while self._kept.drop_oldest():
+            pass
+
+    def without_draft(self) -> None:
+        """Draft by lookup from now on: the draft model is to be freed."""
+        self._alone = None
+        for job in [*self._running, *self._waiting]:
+            job.without_draft()
+
+    def move(self, cache: SequenceCache) -> None:
+        """Go on in another cache; while idle, with nothing kept."""
+        if not self.idle or len(self._kept):
+            raise AssertionError("sequences cannot be moved")
+        self._cache = cache
+
     def close(self) -> None:
         """Drop all jobs."""
         for job in [*self._running, *self._waiting]:
             self.cancel(job)
-        while self._kept.drop_oldest():
-            pass
+        self.forget()

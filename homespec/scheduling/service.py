@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from homespec.errors import CannotRunError, HomespecError
 from homespec.generation import Result
 from homespec.scheduling.job import Job, Request
 from homespec.scheduling.scheduler import Progress, Scheduler
 
+logger = logging.getLogger(__name__)
+
 Listener = Callable[[Progress], None]
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +58,19 @@ class Service:
         """End a request within a step: its future gives what came so far, or an error."""
         self._calls.put(lambda: self._cancel(ticket))
 
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Have something done with the scheduler, by the thread that steps it."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except Exception as exc:
+                done.set_exception(exc)
+
+        self._calls.put(run)
+        return done
+
     def close(self) -> None:
         """Cancel what is open, and end the thread; once is enough, twice does no harm."""
         self._closing = True
@@ -65,7 +83,7 @@ class Service:
             return
         try:
             ticket.job = self.scheduler.submit(request)
-        except HomespecError as exc:
+        except Exception as exc:  # whatever is wrong with it, the others go on
             ticket.result.set_exception(exc)
         else:
             self._open[ticket.job] = (ticket, listener)
@@ -90,7 +108,8 @@ class Service:
                 continue
             try:
                 progress = self.scheduler.step()
-            except (HomespecError, KeyboardInterrupt) as exc:
+            except (Exception, KeyboardInterrupt) as exc:
+                logger.debug("A step failed.", exc_info=exc)
                 self._fail(exc if isinstance(exc, HomespecError) else _dropped())
                 continue
             for one in progress:
