@@ -20,6 +20,7 @@ INTERRUPTED = 130  # as a shell reports a death by Ctrl-C
 COMMANDS = {
     "generate": "Answer a prompt.",
     "chat": "Talk with a model in the terminal.",
+    "serve": "Answer whatever speaks the OpenAI API, many at once.",
     "batch": "Answer the rows of a file, many at once; a rerun does what is missing.",
     "worker": "Lend this machine to a cluster that answers the rows of a batch.",
     "check": "Compare two models' tokenizers and plan their memory, from headers alone.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import click
 
 from homespec.chat.conversation import Conversation
 from homespec.chat.local_engine import LocalEngine
+from homespec.chat.remote_engine import RemoteEngine
 from homespec.chat.session import Session
 from homespec.chat.settings import Settings
+from homespec.chat.types import ChatEngine
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
 from homespec.cli.chat_input import LineEditor, PlainLines, piped_message
@@ -30,6 +33,8 @@ from homespec.generation import GenerateParams
 @click.command("chat")
 @click.argument("pair", required=False)
 @options.model_options
+@click.option("--url", metavar="URL", help="Talk with the model of a server, e.g. of `serve`.")
+@click.option("--api-key", metavar="KEY", envvar="HOMESPEC_API_KEY", help="For that server.")
 @click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="System prompt.")
 @click.option("-sysf", "--system-prompt-file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("-p", "--prompt", metavar="TEXT", help="The first message.")
@@ -65,6 +70,9 @@ def command(pair: str | None, **flags: Any) -> None:
     loading = models | options.load_params(flags) | {"reserve_bytes": flags.pop("reserve_bytes")}
     system_file = flags.pop("system_prompt_file")
     system = flags.pop("system") or (options.read_text(system_file) if system_file else None)
+    url, key = flags.pop("url"), flags.pop("api_key")
+    if url and (models["target"] or models["draft"]):
+        raise UsageError("--url and a model exclude each other: the server has its own.")
     once = flags.pop("single_turn")
     first, session_name = flags.pop("prompt"), flags.pop("session_name")
     view = _view(flags)
@@ -75,10 +83,8 @@ def command(pair: str | None, **flags: Any) -> None:
         signal.signal(number, lambda *_: sys.exit(INTERRUPTED))
     session = Session(session_name) if session_name else None
     try:
-        with load_bars() as bars:
-            engine = load(download_progress=bars.download, **loading)
-        with engine:
-            conversation = Conversation(LocalEngine(engine), settings, system)
+        with _engine(url, key, loading) as engine:
+            conversation = Conversation(engine, settings, system)
             try:
                 notes = session.attach(conversation) if session else []
                 code = _talk(conversation, view, first, once, notes)
@@ -89,6 +95,19 @@ def command(pair: str | None, **flags: Any) -> None:
         if session:
             session.release()
     click.get_current_context().exit(code)
+
+
+@contextmanager
+def _engine(url: str | None, key: str | None, loading: dict[str, Any]) -> Iterator[ChatEngine]:
+    """A server's model, or one that is loaded here."""
+    if url:
+        with RemoteEngine(url, key) as remote:
+            yield remote
+        return
+    with load_bars() as bars:
+        engine = load(download_progress=bars.download, **loading)
+    with engine:
+        yield LocalEngine(engine)
 
 
 def _view(flags: dict[str, Any]) -> View:

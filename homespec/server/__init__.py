@@ -1,0 +1,1 @@
+"""The OpenAI API over HTTP, on a scheduler of many sequences."""

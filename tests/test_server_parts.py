@@ -1,0 +1,307 @@
+"""The parts of the server by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from homespec.api import Defaults
+from homespec.decoding.sampling import SamplingParams
+from homespec.errors import CannotRunError, OutOfMemoryError, UsageError
+from homespec.generation import GenerateParams
+from homespec.loading import LoadParams
+from homespec.models.machine import MemoryLimit
+from homespec.scheduling.engine import ParallelEngine
+from homespec.scheduling.job import Request
+from homespec.scheduling.service import Service
+from homespec.server import residency
+from homespec.server.admission import Admission
+from homespec.server.app import Server
+from homespec.server.errors import ApiError
+from homespec.server.host import Host
+from homespec.server.keys import Keys
+from homespec.server.limits import parse
+from homespec.server.residency import LOOKS, Residency
+from homespec.server.serving import check_exposure
+from homespec.server.settings import Limits, ServerParams
+from homespec.server.tools import Held, Tools
+
+GIB = 1 << 30
+DEFAULTS = Defaults(SamplingParams(temperature=0), GenerateParams())
+WEATHER = {"name": "weather", "parameters": {"type": "object"}}
+
+
+def tools(choice: str = "auto") -> Tools:
+    return Tools((WEATHER, {"name": "clock"}), choice, Limits())
+
+
+def load(tiny: Path, draft: Path | None = None) -> ParallelEngine:
+    params = LoadParams(n_ctx=128, threads=1)
+    return ParallelEngine(tiny, params, draft=draft, parallel=2, keep=2)
+
+
+def asgi(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://localhost")
+
+
+def test_keys_are_compared_by_their_hashes(tmp_path: Path) -> None:
+    assert Keys().admit(None)
+    file = tmp_path / "keys"
+    file.write_text(f"# mine\n\nsha256:{hashlib.sha256(b'from the file').hexdigest()}\n")
+    keys = Keys.of(["by the flag"], file)
+    assert keys.admit("Bearer by the flag")
+    assert keys.admit("bearer from the file")
+    for wrong in (None, "", "Bearer", "Bearer by the fla", "Basic by the flag", "Bearer é"):
+        assert not keys.admit(wrong)
+    for text in ("", "# none\n", "by the flag\n"):
+        file.write_text(text)
+        with pytest.raises(UsageError):
+            Keys.of([], file)
+
+
+def test_exposure() -> None:
+    for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
+        check_exposure(host, Keys(), allowed=False)
+    for host in ("0.0.0.0", "::", "192.168.1.2", "home.example"):
+        check_exposure(host, Keys.of(["a long key"]), allowed=False)
+        check_exposure(host, Keys(), allowed=True)
+        with pytest.raises(UsageError):
+            check_exposure(host, Keys(), allowed=False)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff{}",
+        b"[1]",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": "\\udc00"}',
+        b'{"\\ud800": 1}',
+        b'{"a": ' + b"[" * 49 + b"]" * 49 + b"}",
+        b"[" * 10**6,
+        b'{"a": ' + b"1" * 5000 + b"}",
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+def test_bodies_that_are_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(body, Limits())
+    assert caught.value.status == 400
+
+
+def test_a_body_as_deep_as_allowed() -> None:
+    depth = Limits().json_depth - 2
+    assert parse(b'{"a": ' + b"[" * depth + b"]" * depth + b"}", Limits())
+
+
+def test_the_queue_is_bounded() -> None:
+    admission = Admission(queue=1)
+    admission.parallel = 2
+    with admission.admit(2), admission.admit(1):
+        with pytest.raises(ApiError) as caught, admission.admit(1):
+            pass
+        assert caught.value.status == 429
+        assert caught.value.retry_after >= 1
+    with admission.admit(9):  # more than ever fits is let in when nobody else is there
+        assert admission.num_open == 9
+    assert admission.num_open == 0
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+def test_calls_are_read_between_tags_and_bare() -> None:
+    content, [call] = tools().read(f"I look.\n{CALL}")
+    assert content == "I look."
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    assert len(tools().read(CALL + CALL)[1]) == 2
+    bare = '{"name": "clock", "parameters": {"zone": 1}}'
+    content, [call] = tools().read(bare)
+    assert (content, call["function"]["arguments"]) == ("", '{"zone": 1}')
+    assert len(tools().read(f"<|python_tag|>{bare}")[1]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Nothing to call.",
+        '{"name": "other", "arguments": {}}',
+        '{"city": "Oslo"}',
+        "<tool_call>\nnonsense\n</tool_call>",
+        "3",
+        "[]",
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert tools().read(text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"I look. {CALL}", "I look. "),
+        (CALL, ""),
+        ("a < b and <tool_calm>", "a < b and <tool_calm>"),
+        ('{"name": "clock"}', ""),
+        ("<b>bold</b>", "<b>bold</b>"),
+        ("[1, 2]", "[1, 2]"),
+    ],
+)
+def test_a_stream_holds_back_what_may_be_a_call(text: str, shown: str) -> None:
+    for size in (1, 2, 5, 100):
+        held = Held(tools())
+        pieces = [held.push(text[at : at + size]) for at in range(0, len(text), size)]
+        assert "".join(pieces) == shown
+        assert "".join(pieces) + held.rest == text
+
+
+def test_health_while_loading_and_after_a_failure(tiny: Path) -> None:
+    may_go_on, outcome = threading.Event(), [True]
+
+    def slowly() -> ParallelEngine:
+        may_go_on.wait(30)
+        if not outcome.pop():
+            raise OutOfMemoryError("There is no memory.")
+        return load(tiny)
+
+    async def check() -> None:
+        host = Host(slowly, "tiny")
+        server = Server(host, DEFAULTS, ServerParams(), Keys(), 0)
+        body = {"prompt": "sea", "max_tokens": 2}
+        async with asgi(server) as client:
+            assert (await client.get("/health")).status_code == 503
+            waiting = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            may_go_on.set()
+            assert (await waiting).status_code == 200
+            assert (await client.get("/health")).json()["model"] == "ready"
+            outcome.append(False)
+            assert await host.let_go()
+            failed = await client.post("/v1/completions", json=body)
+            assert failed.status_code == 503
+            assert failed.json()["error"]["message"] == "There is no memory."
+            assert (await client.get("/health")).status_code == 503
+            outcome.append(True)
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+            assert (await client.get("/health")).status_code == 200
+        await host.close()
+
+    asyncio.run(check())
+
+
+def test_short_memory_takes_draft_then_caches_then_the_model(
+    tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "CALM_SECONDS", 0.0)
+    monkeypatch.setattr(residency, "WATCH_SECONDS", 0.0)
+    free = [4 * GIB]
+
+    def memory() -> MemoryLimit:
+        return MemoryLimit("machine", 16 * GIB, free[0])
+
+    async def check() -> None:
+        host = Host(lambda: load(tiny, tiny_draft), "tiny")
+        server = Server(host, DEFAULTS, ServerParams(reserve_bytes=GIB), Keys(), 0)
+        server.residency = watch = Residency(host, ServerParams(reserve_bytes=GIB), memory)
+        body = {"prompt": "once upon a time", "max_tokens": 12, "ignore_eos": True}
+
+        async def looks(count: int = LOOKS) -> None:
+            for _ in range(count):
+                await watch.look()
+
+        async with asgi(server) as client:
+
+            async def answer() -> str:
+                answered = await client.post("/v1/completions", json=body)
+                assert answered.status_code == 200
+                return str(answered.json()["choices"][0]["text"])
+
+            async def health() -> dict[str, Any]:
+                return dict((await client.get("/health")).json())
+
+            expected = await answer()
+            await looks(9)
+            assert (await health())["memory"]["given_up"] == []
+            assert host.resident.engine.draft_context is not None
+            cells = host.resident.engine.cache.num_cells
+            free[0] = GIB // 2
+            await looks(LOOKS - 1)  # a moment's need is none
+            assert host.resident.engine.draft_context is not None
+            await looks(1)
+            assert (await health())["memory"]["given_up"] == ["draft"]
+            assert (await health())["memory"]["short"]
+            assert host.resident.engine.draft_context is None
+            assert await answer() == expected
+            await looks()
+            assert (await health())["memory"]["given_up"] == ["draft", "prefix caches"]
+            assert host.resident.engine.cache.num_cells < cells
+            assert await answer() == expected
+            free[0] = 4 * GIB  # enough again: all of it comes back
+            await looks(2)
+            assert (await health())["memory"]["given_up"] == []
+            assert host.resident.engine.cache.num_cells == cells
+            assert host.resident.engine.draft_context is not None
+            free[0] = GIB // 2
+            await looks(3 * LOOKS)
+            assert host.resident is None
+            assert (await health())["model"] == "let go"
+            assert await answer() == expected
+        await host.close()
+
+    asyncio.run(check())
+
+
+def test_a_draft_can_go_while_it_drafts(tiny: Path, tiny_draft: Path) -> None:
+    params = GenerateParams(
+        max_tokens=60, ignore_eos=True, spec_type="draft_model", depth="fixed", draft_depth=3
+    )
+    request = Request([50, 51, 52], SamplingParams(temperature=0, seed=1), params)
+    with load(tiny, tiny_draft) as engine:
+        whole = engine.scheduler.submit(request)
+        while not whole.done:
+            engine.scheduler.step()
+        job = engine.scheduler.submit(request)
+        while job.num_tokens < 20:
+            engine.scheduler.step()
+        assert engine.drop_draft()
+        assert not engine.drop_draft()
+        while not job.done:
+            engine.scheduler.step()
+    assert whole.result.stats.drafted_by_source.get("draft_model", 0) > 0
+    assert job.result.tokens == whole.result.tokens
+
+
+def test_a_service_outlives_what_is_wrong_with_a_request(tiny: Path) -> None:
+    with load(tiny) as engine:
+        service = Service(engine.scheduler)
+        good = Request(
+            [50, 51], SamplingParams(temperature=0, seed=1), GenerateParams(max_tokens=3)
+        )
+        bad = Request([50, "x"], SamplingParams(seed=1))  # type: ignore[list-item]
+        with pytest.raises(TypeError):
+            service.submit(bad).result.result(10)
+        assert len(service.submit(good).result.result(10).tokens) <= 3
+        with pytest.raises(CannotRunError):
+            service.call(lambda: (_ for _ in ()).throw(CannotRunError("no"))).result(10)
+        assert service.call(lambda: 7).result(10) == 7
+        service.close()
+
+
+def test_the_document_names_every_route() -> None:
+    from homespec.server.openapi import document
+
+    described = document(Limits())
+    json.dumps(described)
+    assert "/v1/chat/completions" in described["paths"]
+    for path in described["paths"].values():
+        for operation in path.values():
+            assert "200" in operation["responses"]
