@@ -91,7 +91,7 @@ class Environment:
                 ["install", "--quiet", "--no-deps", "--force-reinstall", wheel],
                 "The library could not be installed.",
             )
-        project = f"{self.root}[dev]" if dev else str(self.root)
+        project = f"{self.root}[{'dev' if dev else 'server'}]"
         self.pip(["install", "--editable", project], "homespec could not be installed.")
         text = json.dumps({**self._state(), "dev": dev, "key": key, "build": dict(build)}, indent=2)
         note.write_text(text, encoding="utf-8")
