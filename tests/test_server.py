@@ -360,8 +360,10 @@ def test_a_client_that_leaves_is_dropped(slow_server: ServerProcess) -> None:
     for _ in range(5):
         next(stream)
     assert slow_server.metric("requests_running") == 1
+    before = slow_server.metric("tokens_generated_total")
     stream.close()
     until(lambda: slow_server.metric("requests_running") == 0, 5)
+    assert slow_server.metric("tokens_generated_total") > before  # they took time, too
     with pytest.raises(httpx.TimeoutException):
         httpx.post(
             f"{slow_server.url}/v1/completions",

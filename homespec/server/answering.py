@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from homespec.api import Defaults
 from homespec.decoding.stats import GenerationStats, clock
 from homespec.errors import HomespecError
+from homespec.generation import Result
 from homespec.server.admission import Admission
 from homespec.server.asked import Asked, read_asked, requests_of
 from homespec.server.bodies import Bodies, Choice
@@ -122,7 +123,13 @@ class _One:
             raise unavailable("The model is still being loaded.") from exc
         shared.admission.parallel = resident.engine.parallel
         requests = await in_thread(lambda: requests_of(resident, asked))
-        running = Running(resident.service, requests, limit - (clock() - self._began))
+        waited = clock() - self._began
+
+        def ended(result: Result) -> None:
+            first = waited + result.stats.time_to_first_token_seconds
+            shared.metrics.answered(result.stats, first)
+
+        running = Running(resident.service, requests, limit - waited, ended)
         shared.runs.add(running)
         stack.callback(shared.runs.discard, running)
         stack.callback(running.cancel)
@@ -141,10 +148,7 @@ class _One:
         choice.text += piece.text
         choice.logprobs += piece.logprobs
         if piece.result is not None:
-            stats = piece.result.stats
-            self._stats.append(stats)
-            waited = running.started - self._began
-            self._shared.metrics.answered(stats, waited + stats.time_to_first_token_seconds)
+            self._stats.append(piece.result.stats)
             choice.finish_reason = running.finish_reason(piece.result)
             if asked.tools is not None:
                 choice.text, choice.calls = asked.tools.read(choice.text)

@@ -19,6 +19,8 @@ from homespec.server.settings import Limits
 from homespec.server.tools import Tools, read_tools
 
 MAX_TOP_LOGPROBS = 20
+# Apps send these to every model; they steer services, or models that reason by steps.
+_PASSED_OVER = frozenset(("reasoning_effort", "verbosity", "prediction", "timings_per_token"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class Asked:
 
 def read_asked(url: str, body: Mapping[str, Any], defaults: Defaults, limits: Limits) -> Asked:
     """What the body of this endpoint asks for. Raises UsageError and ApiError."""
-    left = {key: value for key, value in body.items() if value is not None}
+    left = {
+        key: value for key, value in body.items() if value is not None and key not in _PASSED_OVER
+    }
     chat = url == CHAT
     stream = _flag(left, "stream")
     options = left.pop("stream_options", {})

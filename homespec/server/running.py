@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from homespec.decoding.logprobs import TokenLogprobs
-from homespec.decoding.stats import clock
 from homespec.decoding.types import FinishReason
 from homespec.errors import HomespecError
 from homespec.generation import Result
@@ -32,12 +31,18 @@ class Piece:
 class Running:
     """The choices of a request. `cancel` it when nobody waits any longer; twice does no harm.
 
-    time_limit: seconds after which the choices end where they are. started: by the clock.
+    time_limit: seconds after which the choices end where they are. ended: hears of each result, of
+    those that nobody waits for too, in the scheduler's thread.
     """
 
-    def __init__(self, service: Service, requests: Sequence[Request], time_limit: float) -> None:
-        self._service = service
-        self.started = clock()
+    def __init__(
+        self,
+        service: Service,
+        requests: Sequence[Request],
+        time_limit: float,
+        ended: Callable[[Result], None],
+    ) -> None:
+        self._service, self._ended = service, ended
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Piece | HomespecError] = asyncio.Queue()
         self._open = len(requests)
@@ -46,7 +51,7 @@ class Running:
         self._tickets = [self._submit(i, request) for i, request in enumerate(requests)]
 
     def _submit(self, index: int, request: Request) -> Ticket:
-        told = Told(index, request, self._put)
+        told = Told(index, request, self._put, self._ended)
         ticket = self._service.submit(request, told.hear)
         ticket.result.add_done_callback(lambda done: told.end(done, ticket))
         return ticket
@@ -104,9 +109,13 @@ class Told:
     """Turns a job's progress into pieces. Its methods are called by the scheduler's thread."""
 
     def __init__(
-        self, index: int, request: Request, put: Callable[[Piece | HomespecError], None]
+        self,
+        index: int,
+        request: Request,
+        put: Callable[[Piece | HomespecError], None],
+        ended: Callable[[Result], None],
     ) -> None:
-        self._index, self._put = index, put
+        self._index, self._put, self._ended = index, put, ended
         # Which tokens a stop string cuts off is known at the end only.
         self._late = bool(request.params.stop)
         self._num_told = 0
@@ -131,6 +140,7 @@ class Told:
             self._put(unavailable("The answer failed."))
         else:
             result = done.result()
+            self._ended(result)
             logprobs = ticket.job.logprobs if ticket.job else []
             rest = tuple(logprobs[self._num_told : len(result.tokens)])
             self._put(Piece(self._index, "", rest, result))
