@@ -79,10 +79,12 @@ def test_bytes_that_are_no_http(server: ServerProcess) -> None:
     assert server.get("/health").status_code == 200
 
 
-def test_the_document_holds(server: ServerProcess) -> None:
+def test_the_document_holds(server: ServerProcess, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("schemathesis")
     command = [str(program), "run", f"{server.url}/openapi.json"]
     command += ["--checks", "not_a_server_error,response_schema_conformance"]
     command += ["--max-examples", "8", "--seed", "1", "--phases", "fuzzing", "--no-color"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout[-4000:]
