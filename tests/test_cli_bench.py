@@ -53,7 +53,7 @@ def test_tables_verdict_and_report(
     )  # fmt: skip
     for part in ("first token", "tok/s", "verify", "peak memory", "chat", "code", "Cold start"):
         assert part in said
-    assert re.search(r"plain,sleep=100% is slower than plain: decoding 0\.\d\d x", said)
+    assert re.search(r"plain,sleep=100% is slower than plain: decoding 0\.\d{3} x", said)
     assert "12 of 12" in said
     assert "Accepted, by position in the draft" in said
     assert report.read_text("utf-8").startswith("<!doctype html>")
@@ -87,7 +87,7 @@ def test_json_can_be_compared(tiny: Path, prompts: Path, tmp_path: Path) -> None
     assert len(values["runs"]) == 24
     assert str(tiny.parent) not in values["settings"]["command"]
     said, warned = bench("--compare", *files)
-    assert re.search(r"plain: .*\d\.\d\d x", said)
+    assert re.search(r"plain: .*\d\.\d{3} x", said)
     assert "settings.max_tokens" in said
     assert "not of the same length" in warned
     compared = json.loads(bench("--compare", *files, "--json")[0])
@@ -150,3 +150,25 @@ def test_peak_memory_is_the_kernels(starter: Path, prompts: Path) -> None:
 def _version(program: Path) -> str:
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
+
+
+def test_the_script_compares_category_by_category(
+    tiny: Path, tiny_draft: Path, prompts: Path, tmp_path: Path
+) -> None:
+    pair = tmp_path / "pair"
+    pair.mkdir()
+    for model in (tiny, tiny_draft):
+        (pair / model.name).symlink_to(model)
+    script = Path(__file__).parent.parent / "scripts" / "compare"
+    found = tmp_path / "found.json"
+    flags = ["--prompts", prompts.parent, "--pair", pair, "--json", found, "--tokens", 8]
+    done = subprocess.run(
+        list(map(str, [sys.executable, script, *flags, "--per-category", 3, "--warm"])),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^chat +\d\.\d\d x plain \(.*\), \d\.\d\d tokens a pass$", done.stdout, re.M)
+    assert "geometric mean over 9 prompts" in done.stdout
+    assert {len(ratios) for ratios in json.loads(found.read_text())["ratios"].values()} == {3, 6}
