@@ -31,7 +31,11 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if wait:
-            self.wait_for("Ready: ")
+            try:
+                self.wait_for("Ready: ")
+            except BaseException:
+                self.close()
+                raise
             [self.port] = map(int, re.findall(r"http://127\.0\.0\.1:(\d+)/v1", self.log))
             self.url = f"http://127.0.0.1:{self.port}"
 
