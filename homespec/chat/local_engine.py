@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from homespec.chat.types import Answer, Figures, Message, Piece, Reading
 from homespec.decoding.speculative import common_prefix_length
 from homespec.decoding.stats import GenerationStats
 from homespec.engine import Engine
-from homespec.errors import ModelError, RefusedError
+from homespec.errors import DiskError, ModelError, RefusedError
 from homespec.generation import Generation, Result
 from homespec.llama.cache_file import load_cache, save_cache
 from homespec.llama.chat_template import ChatTemplate
@@ -101,6 +102,10 @@ class LocalEngine:
         """Keep both caches on disk. Raises DiskError."""
         for context, name in zip(self._contexts(), _CACHES, strict=False):
             save_cache(context, folder / name)
+        try:
+            (folder / _WRITTEN).write_text(json.dumps(self._written))
+        except OSError as exc:
+            raise DiskError(f"{folder / _WRITTEN} cannot be written: {exc.strerror}.") from exc
 
     def load(self, folder: Path) -> str:
         """Take up the caches in the folder; "" or why the conversation is read anew."""
@@ -112,11 +117,17 @@ class LocalEngine:
             except RefusedError as exc:
                 if context is self._engine.context:
                     return f"{exc.message} The conversation is read anew."
-        self._written = list(self._engine.context.tokens)
+        held = self._engine.context.tokens
+        self._written = list(held)
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            written = json.loads((folder / _WRITTEN).read_text())
+            if written[: len(held)] == held:
+                self._written = written
         return ""
 
 
 _CACHES = ("target.cache", "draft.cache")
+_WRITTEN = "written.json"  # the cache lacks the last token of an answer that was cut
 
 
 class LocalAnswering:
