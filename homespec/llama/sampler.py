@@ -64,6 +64,7 @@ class SamplerChain(Closing):
         self._chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         self._ids: NDArray[np.int32] = np.empty(0, np.int32)
         self._logits: NDArray[np.float32] = np.empty(0, np.float32)
+        self._captured = False
         try:
             self._build()
         except BaseException:
@@ -166,14 +167,17 @@ class SamplerChain(Closing):
         size = array.size * _TOKEN_DATA.itemsize
         kept = np.frombuffer((ctypes.c_char * size).from_address(address), _TOKEN_DATA)
         self._ids, self._logits = kept["id"].copy(), kept["logit"].copy()
+        self._captured = True
 
     def _filter(self, row: LogitsRow) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """(ids, logits) of the tokens the chain keeps."""
-        self._ids = np.empty(0, np.int32)
+        """(ids, logits) of the tokens the chain keeps. Raises UsageError where it keeps none."""
+        self._captured = False
         self._library.llama_sampler_sample(self._chain, row.context.pointer, row.index)
-        if not self._ids.size:
+        if not self._captured:
             # Python runs signal handlers in callbacks too, where ctypes swallows what they raise.
             raise KeyboardInterrupt
+        if not self._ids.size or self._logits.max() == -np.inf:
+            raise UsageError("The grammar allows no token of this model here.")
         return self._ids, self._logits
 
     def _grammar(self, text: str) -> Any:

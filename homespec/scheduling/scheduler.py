@@ -18,6 +18,7 @@ with its own random stream.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.speculative import Proposal
 from homespec.decoding.stats import clock
 from homespec.drafters.adaptive import Learned
-from homespec.errors import HomespecError, UsageError
+from homespec.errors import CannotRunError, HomespecError, UsageError
 from homespec.generation import Chunk, GenerateParams
 from homespec.llama.context import LogitsRow
 from homespec.llama.sequences import Block, CachedSequence, SequenceCache
@@ -36,6 +37,8 @@ from homespec.scheduling.job import Job, Request
 from homespec.scheduling.prefixes import WORTHWHILE, KeptSequences, coming_prefix, longest_prefix
 from homespec.scheduling.stats import SchedulerStats
 from homespec.speculation import Speculation
+
+logger = logging.getLogger(__name__)
 
 _HEADROOM = 32  # free cells for each running sequence before another one is placed
 
@@ -183,6 +186,9 @@ class Scheduler:
             chunks = job.advance(rows, share.proposal, share.cached, seconds)
         except HomespecError as exc:  # this row's own failure: the others go on
             job.fail(exc)
+        except Exception as exc:  # and so is a fault of ours
+            logger.warning("An answer failed.", exc_info=exc)
+            job.fail(CannotRunError(f"The answer failed: {type(exc).__name__}."))
         if job.done:
             self._leave(job)
         return Progress(job, chunks)
