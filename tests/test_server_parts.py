@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -305,3 +306,19 @@ def test_the_document_names_every_route() -> None:
     for path in described["paths"].values():
         for operation in path.values():
             assert "200" in operation["responses"]
+
+
+def test_a_body_that_does_not_come(tiny: Path) -> None:
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"prompt"'
+        await asyncio.sleep(5)
+
+    async def check() -> None:
+        params = ServerParams(limits=Limits(body_seconds=0.2))
+        server = Server(Host(lambda: load(tiny), "tiny"), DEFAULTS, params, Keys(), 0)
+        async with asgi(server) as client:
+            headers = {"content-type": "application/json"}
+            answer = await client.post("/v1/completions", content=slowly(), headers=headers)
+            assert answer.status_code == 408
+
+    asyncio.run(check())

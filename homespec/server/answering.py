@@ -73,7 +73,7 @@ class _One:
         self._shared, self._url, self._name = shared, url, name
         self._began = clock()
         self._choices: list[Choice] = []
-        self._stats: list[GenerationStats] = []
+        self._ended: dict[int, GenerationStats] = {}
 
     async def respond(self, request: Request) -> Response:
         shared = self._shared
@@ -107,6 +107,7 @@ class _One:
             resident.engine.tokenizer,
             model=self._shared.params.name or resident.engine.model.path.stem,
             chat=asked.chat,
+            n=asked.n,
             told=asked.num_logprobs is not None,
         )
         self._choices = [Choice(i) for i in range(asked.num_choices)]
@@ -148,7 +149,7 @@ class _One:
         choice.text += piece.text
         choice.logprobs += piece.logprobs
         if piece.result is not None:
-            self._stats.append(piece.result.stats)
+            self._ended[piece.index] = piece.result.stats
             choice.finish_reason = running.finish_reason(piece.result)
             if asked.tools is not None:
                 choice.text, choice.calls = asked.tools.read(choice.text)
@@ -214,6 +215,11 @@ class _One:
                 )
             )
         return found
+
+    @property
+    def _stats(self) -> list[GenerationStats]:
+        """Of the choices that have ended, in their order."""
+        return [stats for _, stats in sorted(self._ended.items())]
 
     def note(self, status: int) -> None:
         """Count and log it: figures, and nothing of what was said."""

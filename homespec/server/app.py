@@ -23,6 +23,7 @@ from homespec.server.answering import Answering
 from homespec.server.errors import ApiError, error_response, unavailable
 from homespec.server.host import Host, in_thread
 from homespec.server.keys import Keys
+from homespec.server.leaving import Gone
 from homespec.server.limits import read_body
 from homespec.server.metrics import CONTENT_TYPE, Metrics
 from homespec.server.openapi import document
@@ -62,6 +63,7 @@ class Server:
         handlers: dict[Any, Any] = {
             HomespecError: _told,
             HTTPException: _http,
+            Gone: _nobody,
             Exception: _unexpected,
         }
         application = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
@@ -202,6 +204,11 @@ def _host_of(request: Request) -> str:
 
 async def _told(_: Request, exc: HomespecError) -> Response:
     return error_response(exc)
+
+
+async def _nobody(_: Request, exc: Gone) -> Response:
+    """The client has left: nobody reads it."""
+    return Response(status_code=499)
 
 
 async def _http(_: Request, exc: HTTPException) -> Response:

@@ -26,10 +26,13 @@ class Choice:
 
 
 class Bodies:
-    """Writes the bodies of one answer. told: whether log-probabilities were asked for."""
+    """Writes the bodies of one answer.
 
-    def __init__(self, tokenizer: Tokenizer, *, model: str, chat: bool, told: bool) -> None:
-        self._tokenizer, self._chat, self._told = tokenizer, chat, told
+    n: choices of a prompt. told: whether log-probabilities were asked for.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, model: str, chat: bool, n: int, told: bool) -> None:
+        self._tokenizer, self._chat, self._n, self._told = tokenizer, chat, n, told
         self._model = model
         self._created = int(time.time())
         self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
@@ -40,7 +43,7 @@ class Bodies:
         kind = "chat.completion" if self._chat else "text_completion"
         return {
             **self._head(kind, [self._choice(one) for one in choices]),
-            "usage": total_usage(stats),
+            "usage": total_usage(stats, self._n),
             "timings": total_timings(stats),
         }
 
@@ -103,7 +106,7 @@ class Bodies:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {
             **self._head(kind, []),
-            "usage": total_usage(stats),
+            "usage": total_usage(stats, self._n),
             "timings": total_timings(stats),
         }
 
@@ -149,15 +152,18 @@ class Bodies:
         return self._tokenizer.piece(token).decode("utf-8", "replace")
 
 
-def total_usage(stats: Sequence[GenerationStats]) -> dict[str, Any]:
-    """Of all choices. The prompt counts once for each, as it was given to each."""
-    found = usage(stats[0])
-    for more in map(usage, stats[1:]):
-        for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-            found[name] += more[name]
-        cached = more["prompt_tokens_details"]["cached_tokens"]
-        found["prompt_tokens_details"]["cached_tokens"] += cached
-    return found
+def total_usage(stats: Sequence[GenerationStats], n: int) -> dict[str, Any]:
+    """Of all choices; a prompt counts once, however many choices it has. stats: by choice."""
+    prompts = [usage(one) for one in stats[::n]]
+    read = sum(one["prompt_tokens"] for one in prompts)
+    written = sum(one.num_tokens for one in stats)
+    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in prompts)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def total_timings(stats: Sequence[GenerationStats]) -> dict[str, Any]:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Any, NoReturn
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from homespec.server.errors import ApiError
+from homespec.server.leaving import Gone
 from homespec.server.settings import Limits
 
 
 async def read_body(request: Request, limits: Limits) -> dict[str, Any]:
-    """The object that was sent. Raises ApiError."""
+    """The object that was sent, within some time. Raises ApiError."""
+    try:
+        body = await asyncio.wait_for(_bytes(request, limits), limits.body_seconds)
+    except asyncio.TimeoutError as exc:
+        raise ApiError(408, "The body did not come in time.", code="timeout") from exc
+    except ClientDisconnect as exc:
+        raise Gone from exc
+    return parse(body, limits)
+
+
+async def _bytes(request: Request, limits: Limits) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # A web page may send other types to any address without asking: it may not send this one.
@@ -26,7 +38,7 @@ async def read_body(request: Request, limits: Limits) -> dict[str, Any]:
         body += piece
         if len(body) > limits.body_bytes:
             raise _too_large(limits)
-    return parse(bytes(body), limits)
+    return bytes(body)
 
 
 def _too_large(limits: Limits) -> ApiError:

@@ -19,6 +19,7 @@ _ERRORS = {
     400: "Not understood, or it cannot be done: the message says what.",
     401: "The API key is missing or wrong.",
     403: "The server is not called by this name.",
+    408: "The body did not come in time.",
     413: "The body is too large.",
     415: "The body is not sent as application/json.",
     429: "The queue is full: Retry-After says when to come again.",

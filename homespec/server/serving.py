@@ -17,6 +17,7 @@ from homespec.server.keys import Keys
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_MOST_CONNECTIONS = 256  # each may hold a body in memory
 _CLOSING_SECONDS = 5  # for answers that were told to end, to be sent
 
 
@@ -109,6 +110,7 @@ async def _serve(server: Server, listener: socket.socket, ready: Callable[[Serve
         server_header=False,
         http="h11",
         ws="none",
+        limit_concurrency=_MOST_CONNECTIONS,
         lifespan="on",
         timeout_graceful_shutdown=int(server.params.drain) + _CLOSING_SECONDS,
     )

@@ -11,11 +11,12 @@ MiB = 1 << 20
 class Limits:
     """The largest request that is read. json_depth: lists and objects inside one another.
 
-    choices: answers of one request (`n`, times the prompts of a list). schema_bytes,
-    grammar_bytes: of a JSON schema, and of the grammar it or a client makes.
+    body_seconds: for it to come. choices: answers of one request (`n`, times the prompts of a
+    list). schema_bytes, grammar_bytes: of a JSON schema, and of the grammar it or a client makes.
     """
 
     body_bytes: int = 8 * MiB
+    body_seconds: float = 60.0
     messages: int = 1024
     json_depth: int = 48
     choices: int = 16
