@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,11 @@ def token_logprobs(
     logits: NDArray[np.floating[Any]], token: TokenId, num_best: int
 ) -> TokenLogprobs:
     """Of (n_vocab,) logits; num_best may be 0."""
-    wide = logits.astype(np.float64)
-    top = wide.max()
-    normalizer = top + np.log(np.exp(wide - top).sum())
-    count = min(num_best, len(wide))
-    best = np.argpartition(-wide, count - 1)[:count] if count else np.empty(0, np.int64)
-    best = best[np.lexsort((best, -wide[best]))]  # ties by id
-    pairs = tuple((int(one), float(wide[one] - normalizer)) for one in best)
-    return TokenLogprobs(token, float(wide[token] - normalizer), pairs)
+    top = logits.max()
+    # float32 terms are exact enough, and half as dear: this is done for each token.
+    normalizer = float(top) + math.log(np.exp(logits - top).sum(dtype=np.float64))
+    count = min(num_best, len(logits))
+    best = np.argpartition(logits, -count)[-count:] if count else np.empty(0, np.int64)
+    best = best[np.lexsort((best, -logits[best]))]  # ties by id
+    pairs = tuple((int(one), float(logits[one]) - normalizer) for one in best)
+    return TokenLogprobs(token, float(logits[token]) - normalizer, pairs)
