@@ -868,8 +868,9 @@ def test_a_disk_that_takes_no_more_is_a_plain_sentence(
     nursery.start(f"hf:{REPO}@main/{NAME} 1000000")
     assert nursery.wait() == 4
     assert "DiskError" in nursery.close()
+    before = served.bytes_sent  # with what the sockets' buffers held, which is megabytes at times
     assert sources.fetch(source_of(served)).read_bytes() == served.path.read_bytes()
-    assert served.bytes_sent < served.size + 1_000_000
+    assert served.bytes_sent - before < served.size - 500_000  # what the disk took stays
 
 
 ONCE = """
