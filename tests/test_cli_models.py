@@ -201,7 +201,7 @@ def test_an_interrupted_pull_goes_on_where_it_stopped(home: Home) -> None:
 
 
 def _unfinished_bytes(home: Home) -> int:
-    """What an unfinished download has on the disk; what the server sent may still lie in sockets."""
+    """What an unfinished download has on the disk; what was sent may still lie in sockets."""
     return sum(part.stat().st_size for part in (home.folder / "hf").rglob("*.incomplete"))
 
 
