@@ -212,6 +212,20 @@ def test_a_disturbed_pass_changes_little() -> None:
     assert 0.05 < cost.seconds(2, 200) < 0.15
 
 
+def test_what_a_change_of_width_costs_is_charged_to_the_draft() -> None:
+    cost = LearnedCost()
+    for _ in range(3):
+        cost.observe(1, 100, 0.001)
+    for _ in range(9):
+        cost.observe(3, 100, 0.004)
+        cost.observe(1, 100, 0.003)
+    assert cost.seconds(1, 100) == pytest.approx(0.001)
+    assert cost.seconds(3, 100) == pytest.approx(0.006)
+    for _ in range(9):
+        cost.observe(3, 100, 0.002)  # the same width again is cheap
+    assert cost.seconds(3, 100) == pytest.approx(0.002)
+
+
 def test_a_curve_is_corrected_by_the_clock() -> None:
     class Curve:
         def seconds(self, num_tokens: int, context_length: int) -> float:

@@ -53,11 +53,16 @@ class LearnedCost:
 
     Without a curve the shape is guessed and the first passes give the scale. Medians of the last
     passes of each width are kept, so that one disturbed pass changes nothing.
+
+    llama.cpp prepares a pass anew when its width is not the last one's, on CUDA for longer than a
+    small model computes. So what a plain pass takes too much right after a wider one is charged
+    to the wider one.
     """
 
     def __init__(self, curve: PassCost | None = None) -> None:
         self._curve = curve
         self._ratios: dict[int, deque[float]] = {}
+        self._wider: int | None = None  # width of the last pass, where it had more than one token
 
     def seconds(self, num_tokens: int, context_length: int) -> float:
         """The expected seconds of a pass; inf before anything is known."""
@@ -69,6 +74,11 @@ class LearnedCost:
 
     def observe(self, num_tokens: int, context_length: int, seconds: float) -> None:
         """Note a pass that was timed."""
+        wider, self._wider = self._wider, num_tokens if num_tokens > 1 else None
+        if wider and num_tokens == 1 and 1 in self._ratios:
+            excess = seconds - self.seconds(1, context_length)
+            self._ratios[wider][-1] += excess / self._base(wider, context_length)
+            return
         window = self._ratios.setdefault(num_tokens, deque(maxlen=_WINDOW))
         window.append(seconds / self._base(num_tokens, context_length))
 
