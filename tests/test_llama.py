@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,7 @@ from homespec.errors import ModelError, UsageError
 from homespec.llama.chat_template import ChatTemplate
 from homespec.llama.context import Context, ContextParams
 from homespec.llama.devices import devices, num_threads, offload_devices
-from homespec.llama.library import build_features
+from homespec.llama.library import build_features, library
 from homespec.llama.model import Model
 from homespec.llama.tokenizer import TextDecoder, Tokenizer
 
@@ -123,6 +127,24 @@ def test_an_interrupt_during_the_load_is_not_lost(tiny: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Model(tiny, progress=interrupted)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.002, 0.01, 0.03])
+def test_a_signal_in_a_callback_of_llama_cpp_is_not_lost(
+    delay: float, starter: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is delivered at the first instruction of a callback, where no `try` holds yet."""
+    library()  # imported before, not in between
+    sender = threading.Timer(delay, os.kill, [os.getpid(), signal.SIGINT])
+
+    def load() -> None:
+        sender.start()
+        with Model(starter):
+            time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    assert "ignored" not in capfd.readouterr().err
 
 
 def test_text_survives_the_tokenizer(model: Model) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -43,21 +41,9 @@ def _progress() -> Iterator[Tell]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt, but not inside llama.cpp's log callback.
-
-    What is raised there is lost on the way through C; the signal is sent again a moment later.
-    """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        while frame is not None:
-            if frame.f_code.co_filename.endswith("llama/library.py"):
-                threading.Timer(0.05, signal.raise_signal, [number]).start()
-                return
-            frame = frame.f_back
-        raise KeyboardInterrupt
-
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt."""
     numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    previous = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:

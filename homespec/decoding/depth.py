@@ -45,6 +45,7 @@ class PassCost(Protocol):
 
 
 _SLOPE = 0.35  # of a pass of one token, for each further one: a guess until it is measured
+_NEGLIGIBLE = 0.01  # a token accepted so seldom is not weighed
 _WINDOW = 7  # passes of a width that are remembered
 
 
@@ -62,15 +63,20 @@ class LearnedCost:
     def __init__(self, curve: PassCost | None = None) -> None:
         self._curve = curve
         self._ratios: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        self._nearest: dict[int, int] = {}  # width -> the one nearest to it that was timed
         self._wider: int | None = None  # width of the last pass, where it had more than one token
 
     def seconds(self, num_tokens: int, context_length: int) -> float:
         """The expected seconds of a pass; inf before anything is known."""
         base = self._base(num_tokens, context_length)
-        if not self._ratios:
+        if not self._medians:
             return base if self._curve else math.inf
-        nearest = min(self._ratios, key=lambda width: abs(math.log(width / num_tokens)))
-        return base * statistics.median(self._ratios[nearest])
+        nearest = self._nearest.get(num_tokens)
+        if nearest is None:
+            nearest = min(self._medians, key=lambda width: abs(math.log(width / num_tokens)))
+            self._nearest[num_tokens] = nearest
+        return base * self._medians[nearest]
 
     def observe(self, num_tokens: int, context_length: int, seconds: float) -> None:
         """Note a pass that was timed."""
@@ -78,9 +84,13 @@ class LearnedCost:
         if wider and num_tokens == 1 and 1 in self._ratios:
             excess = seconds - self.seconds(1, context_length)
             self._ratios[wider][-1] += excess / self._base(wider, context_length)
+            self._medians[wider] = statistics.median(self._ratios[wider])
             return
-        window = self._ratios.setdefault(num_tokens, deque(maxlen=_WINDOW))
-        window.append(seconds / self._base(num_tokens, context_length))
+        if num_tokens not in self._ratios:
+            self._ratios[num_tokens] = deque(maxlen=_WINDOW)
+            self._nearest.clear()
+        self._ratios[num_tokens].append(seconds / self._base(num_tokens, context_length))
+        self._medians[num_tokens] = statistics.median(self._ratios[num_tokens])
 
     def _base(self, num_tokens: int, context_length: int) -> float:
         if self._curve is not None:
@@ -144,6 +154,8 @@ def best_depth(
     tokens = reach = 1.0
     for depth, rate in enumerate(rates, start=1):
         reach *= rate
+        if reach < _NEGLIGIBLE:
+            break
         tokens += reach
         choice = Choice(depth, tokens, pass_seconds(depth + 1) + draft_seconds(depth))
         if choice.rate > best.rate:

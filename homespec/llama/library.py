@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homespec.errors import LibraryError
+from homespec.llama.interrupts import keep_interrupts
 
 logger = logging.getLogger("homespec.llama")
 
@@ -43,6 +44,7 @@ def library() -> Any:
     low_level = llama_cpp.llama_cpp
     low_level.llama_log_set(_log_callback(low_level), ctypes.c_void_p(0))
     low_level.llama_backend_init()
+    keep_interrupts()
     return low_level
 
 

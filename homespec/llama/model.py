@@ -11,6 +11,7 @@ from typing import Any
 from homespec.closing import Closing
 from homespec.errors import ModelError, OutOfMemoryError, UsageError
 from homespec.llama.devices import device_handle, offload_devices
+from homespec.llama.interrupts import take_interrupt
 from homespec.llama.library import clear_errors, last_error, library
 
 LoadProgress = Callable[[float], bool | None]
@@ -59,7 +60,7 @@ class Model(Closing):
             self.close()
             raise watch.error
         if not self._pointer:
-            raise self._load_error()
+            raise KeyboardInterrupt if take_interrupt() else self._load_error()
         self.vocab = self._library.llama_model_get_vocab(self._pointer)
         self.n_vocab = int(self._library.llama_vocab_n_tokens(self.vocab))
         if not self._library.llama_model_has_decoder(self._pointer):
