@@ -22,8 +22,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from homespec.disk import disk_error
 from homespec.errors import DiskError, UsageError
-from homespec.models.files import disk_error
 
 _DIGEST = 12  # bytes
 Digests = NDArray[np.bytes_]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from homespec.bench.records import PARTS, BenchResult
 from homespec.bench.summary import ALL, summarize, verdicts
+from homespec.disk import whole_file
 from homespec.errors import UsageError
-from homespec.models.files import disk_error, human
+from homespec.models.files import human
 
 
 def check_report(file: Path) -> None:
@@ -25,15 +25,8 @@ def check_report(file: Path) -> None:
 def write_report(result: BenchResult, file: Path) -> None:
     """Write the page; whole or not at all. Raises CannotRunError without matplotlib."""
     page = render(result)
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
+    with whole_file(file) as part:
         part.write_text(page, "utf-8")
-        part.replace(file)
-    except OSError as exc:
-        raise disk_error(exc, file) from exc
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def render(result: BenchResult) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 
 from homespec.chat.settings import Settings
 from homespec.chat.types import Message
-from homespec.errors import DiskError, UsageError
+from homespec.disk import whole_file
+from homespec.errors import UsageError
 
 FORMAT = "homespec chat"
 VERSION = 1
@@ -40,20 +40,13 @@ def write(path: Path, transcript: Transcript) -> None:
         "start": transcript.start,
         "settings": transcript.settings.as_dict(),
     }
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with whole_file(path) as part:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(values, file, ensure_ascii=False, indent=1)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as exc:
-        raise DiskError(f"{path} cannot be written: {exc.strerror}.") from exc
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def read(path: Path) -> Transcript:

@@ -7,7 +7,6 @@ process over some kinds of damage.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -15,7 +14,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from homespec.errors import DiskError, RefusedError
+from homespec.disk import whole_file
+from homespec.errors import RefusedError
 from homespec.llama.context import Context
 from homespec.llama.model import Model
 
@@ -27,8 +27,7 @@ _SAMPLES = 64
 
 def save_cache(context: Context, path: Path) -> None:
     """Write the cache to `path`, or leave what is there. Raises DiskError."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with whole_file(path) as part:
         context.write_state(part)
         with part.open("r+b") as file:
             note = {"model": fingerprint(context.model), "tokens": len(context.tokens)}
@@ -37,12 +36,6 @@ def save_cache(context: Context, path: Path) -> None:
             file.write(line + len(line).to_bytes(8, "little") + _MAGIC)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as exc:
-        raise DiskError(f"{path} cannot be written: {exc.strerror}.") from exc
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def load_cache(context: Context, path: Path) -> None:

@@ -7,7 +7,6 @@ It runs in a child process: nothing in llama.cpp can stop it half-way, and a pro
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
@@ -18,6 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from homespec.disk import whole_file
 from homespec.errors import CannotRunError, DiskError, ModelError
 from homespec.llama.devices import num_threads
 from homespec.llama.library import last_error, library
@@ -44,16 +44,8 @@ def quantize(
 
     progress: called with the share done. Raises ModelError, DiskError, CannotRunError.
     """
-    part = destination.with_name(f"{destination.name}.part")
-    arguments = [str(source), str(part), quantization, str(num_threads())]
-    try:
-        _run(arguments, progress)
-        part.replace(destination)
-    except OSError as exc:
-        raise DiskError(f"{destination} cannot be written: {exc.strerror}.") from exc
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
+    with whole_file(destination) as part:
+        _run([str(source), str(part), quantization, str(num_threads())], progress)
 
 
 def _run(arguments: list[str], progress: Callable[[float], None] | None) -> None:

@@ -5,17 +5,15 @@ It is kept with its sources and digests, so that it needs neither its catalogue 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from homespec import paths
+from homespec.disk import disk_error, whole_file
 from homespec.errors import UsageError
 from homespec.models.catalog import ModelFile, Pair
-from homespec.models.files import disk_error
 from homespec.models.references import LocalFile, parse_source
 
 _VERSION = 1
@@ -50,15 +48,8 @@ def store_default(pair: Pair) -> None:
         "target": _as_dict(pair.target),
         "drafts": [_as_dict(pair.draft)] if pair.draft else [],
     }
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as part:
         part.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-        part.replace(path)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise disk_error(exc, path) from exc
 
 
 def forget_default() -> None:

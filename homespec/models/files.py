@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from homespec import paths
+from homespec.disk import disk_error, whole_file
 from homespec.errors import DiskError
 from homespec.models.references import Progress
 
@@ -63,11 +63,8 @@ def remember_verified(path: Path, sha256: str) -> None:
     """Note the digest of a file, so that a later start need not read gigabytes again."""
     stamp = _stamp_path(path)
     # Without the note the file is only hashed again: a full or read-only disk is no failure here.
-    with contextlib.suppress(OSError):
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        part = stamp.with_name(f"{stamp.name}.{os.getpid()}.part")
+    with contextlib.suppress(DiskError, OSError), whole_file(stamp) as part:
         part.write_text(json.dumps(_identity(path, sha256)))
-        part.replace(stamp)
 
 
 def remembered_sha256(path: Path) -> str:
@@ -129,18 +126,6 @@ def human(num_bytes: int) -> str:
             number = num_bytes / scale
             return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"
     return f"{num_bytes} bytes"
-
-
-def disk_error(exc: OSError, path: Path) -> DiskError:
-    """The plain sentence for a write that failed."""
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskError(
-            f"The disk of {path} is full.", hint="Make room and start again: it goes on from here."
-        )
-    return DiskError(
-        f"{path} cannot be written: {exc.strerror or exc}.",
-        hint="Check the folder's permissions, or set HF_HOME or XDG_CACHE_HOME to another one.",
-    )
 
 
 @contextlib.contextmanager

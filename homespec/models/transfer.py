@@ -19,11 +19,11 @@ from typing import TypeVar
 
 import httpx
 
+from homespec.disk import disk_error
 from homespec.errors import HomespecError, NetworkError
 from homespec.models.explain import explain, is_transient, retry_after
 from homespec.models.files import (
     PART,
-    disk_error,
     human,
     remember_verified,
     require_free,

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import IO
 
 from homespec import paths
+from homespec.disk import disk_error
 from homespec.errors import CannotRunError, HomespecError, ModelError, NetworkError, UsageError
 from homespec.models.files import (
-    disk_error,
     human,
     locked,
     remember_verified,

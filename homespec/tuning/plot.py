@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 from pathlib import Path
 from typing import Any
 
+from homespec.disk import whole_file
 from homespec.errors import CannotRunError, UsageError
-from homespec.models.files import disk_error
 from homespec.tuning import fit
 from homespec.tuning.profile import Profile
 
@@ -33,16 +32,11 @@ def draw(profile: Profile, file: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     _draw_cost(left, profile)
     _draw_speed(right, profile)
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
-        figure.savefig(part, format=file.suffix[1:])
-        part.replace(file)
-    except OSError as exc:
-        raise disk_error(exc, file) from exc
+        with whole_file(file) as part:
+            figure.savefig(part, format=file.suffix[1:])
     finally:
         plt.close(figure)
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def pyplot() -> Any:

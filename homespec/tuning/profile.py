@@ -6,12 +6,10 @@ which of them changed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import glob
 import hashlib
 import json
-import os
 import re
 import typing
 from collections.abc import Mapping
@@ -20,9 +18,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from homespec import paths
+from homespec.disk import whole_file
 from homespec.llama.devices import cpu_features, cpu_name, devices, num_threads
 from homespec.llama.library import version
-from homespec.models.files import disk_error, verify
+from homespec.models.files import verify
 from homespec.models.references import shard_names
 from homespec.tuning.cost import CostCurve
 
@@ -311,13 +310,5 @@ def save_profile(profile: Profile, target: Path, draft: Path | None = None) -> P
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all. Raises DiskError."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as part:
         part.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
-        part.replace(path)
-    except OSError as exc:
-        raise disk_error(exc, path) from exc
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()

@@ -1,0 +1,41 @@
+"""Writing to a disk: whole or not at all, and a plain sentence where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from homespec.errors import DiskError
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which takes the place of `path` at the end; nothing else is left.
+
+    The folder is made where it is missing. Raises DiskError for any OSError of the block.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        part.replace(path)
+    except OSError as exc:
+        raise disk_error(exc, path) from exc
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def disk_error(exc: OSError, path: Path) -> DiskError:
+    """The plain sentence for a write that failed."""
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskError(
+            f"The disk of {path} is full.", hint="Make room and start again: it goes on from here."
+        )
+    return DiskError(
+        f"{path} cannot be written: {exc.strerror or exc}.",
+        hint="Check the folder's permissions, or set HF_HOME or XDG_CACHE_HOME to another one.",
+    )
