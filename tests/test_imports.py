@@ -13,7 +13,7 @@ FLOORS = {
     "errors": 0,
     "paths": 0,
     "closing": 0,
-    "disk": 0,
+    "disk": 0.5,
     "decoding": 1,
     "drafters": 2,
     "llama": 2,
