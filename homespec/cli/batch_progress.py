@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +9,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from homespec.batch.run import BatchRun, Summary, Tell
+from homespec.cli.signals import told_at_once
 from homespec.console import print_note, stderr
 
 _LOG_SECONDS = 60
@@ -89,40 +87,18 @@ def _duration(seconds: float) -> str:
 def stop_in_steps(run: BatchRun, *, drop: bool, quiet: bool) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM begins no more rows, the second gives up those on their way.
 
-    drop: the first one does both. Python runs its handlers between its own instructions, not
-    within a pass that takes seconds: a thread hears of the signals through a pipe.
+    drop: the first one does both.
     """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
+    heard: list[int] = []
 
-    def listen() -> None:
-        if os.read(reader, 1) == _DONE:
+    def stop(number: int) -> None:
+        heard.append(number)
+        if drop or len(heard) > 1:
+            run.drop()
             return
-        if not drop:
-            run.stop()
-            if not quiet:
-                print_note("Finishing the rows on their way; Ctrl-C again gives them up.")
-            if os.read(reader, 1) == _DONE:
-                return
-        run.drop()
-        while os.read(reader, 1) != _DONE:
-            pass
+        run.stop()
+        if not quiet:
+            print_note("Finishing the rows on their way; Ctrl-C again gives them up.")
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda *_: None) for number in numbers}
-    descriptor = signal.set_wakeup_fd(writer)
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    try:
+    with told_at_once(stop, lambda _: None):
         yield
-    finally:
-        signal.set_wakeup_fd(descriptor)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        os.write(writer, _DONE)
-        thread.join()
-        os.close(reader)
-        os.close(writer)
-
-
-_DONE = b"\0"  # no signal has this number

@@ -10,7 +10,7 @@ from homespec.chat import commands
 from homespec.chat.conversation import Conversation, Turn
 from homespec.cli.chat_input import Editor, LineEditor, silent_keys
 from homespec.cli.chat_view import View, complain
-from homespec.cli.generate import stop_on_signal
+from homespec.cli.signals import stop_on_signal
 from homespec.decoding.types import FinishReason
 from homespec.errors import HomespecError
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
 from homespec.checking import check
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
+from homespec.cli.signals import stop_on_signal
 from homespec.cli.sizes import reserve_option
 from homespec.cli.tables import print_report
 from homespec.console import AnswerWriter, figures, load_bars, stderr
@@ -139,52 +136,3 @@ def _run(generation: Generation, context: Context, shown: dict[str, bool]) -> bo
         for line in result.explanation:
             stderr().print(line)
     return result.finish_reason is FinishReason.CANCELLED
-
-
-class Abortable(Protocol):
-    """Something whose pass can be ended from another thread."""
-
-    def abort(self) -> None:
-        """End the pass under way."""
-        ...
-
-
-@contextmanager
-def stop_on_signal(context: Abortable) -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM, and end the pass under way; the list is empty until one comes.
-
-    Python runs its handlers between its own instructions, not within a pass that takes seconds: a
-    thread hears of the signal through a pipe. A second Ctrl-C raises KeyboardInterrupt.
-    """
-    arrived: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        arrived.append(number)
-        if len(arrived) > 1:
-            raise KeyboardInterrupt
-
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-
-    def listen() -> None:
-        while (byte := os.read(reader, 1)) != _DONE:
-            if byte[0] in previous:  # and not the terminal's change of size
-                context.abort()
-
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    descriptor = signal.set_wakeup_fd(writer)
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    try:
-        yield arrived
-    finally:
-        signal.set_wakeup_fd(descriptor)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        os.write(writer, _DONE)
-        thread.join()
-        os.close(reader)
-        os.close(writer)
-
-
-_DONE = b"\0"  # no signal has this number
