@@ -14,7 +14,7 @@ import math
 import operator
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -141,11 +141,11 @@ class Choice:
 
 
 def best_depth(
-    rates: Sequence[float],
+    rates: Iterable[float],
     pass_seconds: Callable[[int], float],
     draft_seconds: Callable[[int], float],
 ) -> Choice:
-    """The depth with the most expected tokens per second, 0 to len(rates).
+    """The depth with the most expected tokens per second, 0 to as many as there are rates.
 
     rates: chance of acceptance of each drafted token, given all before it. pass_seconds(n): a
     target pass over n tokens. draft_seconds(k): drafting k tokens.

@@ -180,7 +180,7 @@ class AdaptiveDrafter:
     def _offer_lookup(self, available: int, context: int) -> Choice:
         """Each accepted token makes the match one longer, and the next one likelier."""
         length = self._ngram.match_length if self._ngram else 0
-        rates = [self.learned.matches[length + i].value for i in range(available)]
+        rates = (self.learned.matches[length + i].value for i in range(available))
         return best_depth(rates, lambda n: self.learned.cost.seconds(n, context), lambda _: 0.0)
 
     def _offer_model(self, max_tokens: int, context: int) -> Choice:
