@@ -103,11 +103,12 @@ class LoadedTarget(Closing):
 
         Raises UsageError, ModelError, IncompatiblePairError, OutOfMemoryError, LibraryError.
         """
-        params = params or LoadParams()
+        asked = params = params or LoadParams()
         self.profile, _ = load_profile(target, draft) if params.tuned else (None, "")
         if self.profile is not None:
             params = _with_profile(params, self.profile)
             draft = self.profile.draft_path or draft
+        params = self._suited(params, asked)
         if params.strict_exact:
             use_exact_kernels()
             params = replace(params, **STRICT_EXACT)
@@ -138,6 +139,10 @@ class LoadedTarget(Closing):
         except BaseException:
             self.close()
             raise
+
+    def _suited(self, params: LoadParams, asked: LoadParams) -> LoadParams:
+        """The measured settings, as far as they suit what is to decode with them."""
+        return params
 
     def _plan(
         self, target: Path, draft: Path | None, params: LoadParams

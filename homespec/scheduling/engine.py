@@ -14,6 +14,7 @@ from homespec.drafters.adaptive import Priors
 from homespec.errors import PlanError, UsageError
 from homespec.generation import GenerateParams
 from homespec.llama.context import Context
+from homespec.llama.devices import offload_devices
 from homespec.llama.sequences import SequenceCache
 from homespec.loading import LoadedTarget, LoadParams, LoadProgress, Prompt, check_files
 from homespec.models.memory_plan import Plan
@@ -67,6 +68,26 @@ class ParallelEngine(LoadedTarget):
         schedule = ScheduleParams(self.parallel, self.row_ctx, prompt_chunk, keep)
         alone = self._alone if self.draft_context else None
         self.scheduler = Scheduler(self.cache, self.tokenizer, self.learned, schedule, alone)
+
+    def _suited(self, params: LoadParams, asked: LoadParams) -> LoadParams:
+        """Flash attention and cache types as asked for: one sequence does best with others.
+
+        Without flash attention every token is multiplied with the cells of all sequences. On the
+        CPU a bf16 V has llama.cpp pass over what is another's cell by cell; with f16 it does so
+        in tiles, and sums in f16.
+        """
+        kind = asked.cache_type_v
+        on_cpu = asked.gpu_layers == 0 or not offload_devices(
+            list(asked.devices) if asked.devices else None
+        )
+        if on_cpu and kind == "f16" and asked.flash_attention != "off":
+            kind = "bf16"
+        return replace(
+            params,
+            flash_attention=asked.flash_attention,
+            cache_type_k=asked.cache_type_k,
+            cache_type_v=kind,
+        )
 
     def _plan(
         self, target: Path, draft: Path | None, params: LoadParams
