@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from homespec import SamplingParams
 from homespec.engine import Engine, LoadParams
+from homespec.scheduling.engine import ParallelEngine
 from homespec.tuning.cost import CostCurve
 from homespec.tuning.profile import (
     Acceptance,
@@ -72,6 +73,23 @@ def test_what_was_asked_for_stays(profile: Profile, tiny: Path, tiny_draft: Path
     with Engine(tiny, tiny_draft, LoadParams(n_ctx=128, tuned=False)) as engine:
         assert engine.profile is None
         assert engine.params.flash_attention == "auto"
+
+
+def test_many_sequences_do_not_take_what_suits_one(profile: Profile, tiny: Path) -> None:
+    alone = replace(profile, draft=None, target_switches=replace(SWITCHES, flash_attention="off"))
+    save_profile(alone, tiny)
+    load = LoadParams(n_ctx=128)
+    with Engine(tiny, params=load) as engine:
+        assert engine.params.flash_attention == "off"
+    for asked, attention, kind in (
+        (load, "auto", "bf16"),
+        (replace(load, flash_attention="off"), "off", "f16"),
+        (replace(load, cache_type_v="q8_0"), "auto", "q8_0"),
+    ):
+        with ParallelEngine(tiny, asked, parallel=2) as engine:
+            settings = engine.cache.context.params
+            assert engine.profile == alone
+            assert (settings.flash_attention, settings.cache_type_v) == (attention, kind)
 
 
 def test_a_fitted_draft_is_loaded_while_it_is_there(
