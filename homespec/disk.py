@@ -15,11 +15,10 @@ from homespec.errors import DiskError
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a path to write to, which takes the place of `path` at the end; nothing else is left.
 
-    The folder is made where it is missing. Raises DiskError for any OSError of the block.
+    Raises DiskError for any OSError of the block, a folder that is missing among them.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         yield part
         part.replace(path)
     except OSError as exc:

@@ -49,6 +49,7 @@ def store_default(pair: Pair) -> None:
         "drafts": [_as_dict(pair.draft)] if pair.draft else [],
     }
     with whole_file(path) as part:
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 

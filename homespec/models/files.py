@@ -64,6 +64,7 @@ def remember_verified(path: Path, sha256: str) -> None:
     stamp = _stamp_path(path)
     # Without the note the file is only hashed again: a full or read-only disk is no failure here.
     with contextlib.suppress(DiskError, OSError), whole_file(stamp) as part:
+        stamp.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(_identity(path, sha256)))
 
 

@@ -311,4 +311,5 @@ def save_profile(profile: Profile, target: Path, draft: Path | None = None) -> P
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all. Raises DiskError."""
     with whole_file(path) as part:
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
