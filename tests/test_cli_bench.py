@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from homespec.cli.bench import told_command
 
@@ -47,7 +48,7 @@ def test_tables_verdict_and_report(
 ) -> None:
     report = tmp_path / "report.html"
     said, _ = bench(
-        "-m", tiny, "-md", tiny_draft, "--prompts", prompts, "-n", 16, "-c", 512,
+        "-m", tiny, "-md", tiny_draft, "--prompts", prompts, "-n", 64, "-c", 512,
         "--arm", "plain", "--arm", "plain,sleep=100%",
         "--arm", "spec-type=draft_model,depth=fixed:4", "--report", report,
     )  # fmt: skip
@@ -123,7 +124,8 @@ def test_an_interrupt_tells_what_there_is(tiny: Path, prompts: Path) -> None:
     running = subprocess.Popen(
         list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    time.sleep(6)
+    while psutil.Process(running.pid).cpu_times().user < 6:  # it measures, on any machine
+        time.sleep(0.1)
     running.send_signal(signal.SIGINT)
     said, warned = running.communicate(timeout=30)
     assert running.returncode == 130
