@@ -14,8 +14,9 @@ from homespec.chat.template import Rendered, render
 from homespec.chat.types import Answer, Figures, Message, Piece, Reading
 from homespec.decoding.speculative import common_prefix_length
 from homespec.decoding.stats import GenerationStats
+from homespec.disk import whole_file
 from homespec.engine import Engine
-from homespec.errors import DiskError, ModelError, RefusedError
+from homespec.errors import ModelError, RefusedError
 from homespec.generation import Generation, Result
 from homespec.llama.cache_file import load_cache, save_cache
 from homespec.llama.chat_template import ChatTemplate
@@ -102,10 +103,8 @@ class LocalEngine:
         """Keep both caches on disk. Raises DiskError."""
         for context, name in zip(self._contexts(), _CACHES, strict=False):
             save_cache(context, folder / name)
-        try:
-            (folder / _WRITTEN).write_text(json.dumps(self._written))
-        except OSError as exc:
-            raise DiskError(f"{folder / _WRITTEN} cannot be written: {exc.strerror}.") from exc
+        with whole_file(folder / _WRITTEN) as part:
+            part.write_text(json.dumps(self._written))
 
     def load(self, folder: Path) -> str:
         """Take up the caches in the folder; "" or why the conversation is read anew."""
