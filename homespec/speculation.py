@@ -21,7 +21,7 @@ from homespec.llama.sampler import SamplerChain
 from homespec.models.tokenizer_check import Compatibility
 
 FIXED_DEPTH = 3  # as llama.cpp
-ADAPTIVE_CEILING = 16
+ADAPTIVE_CEILING = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from homespec.decoding.depth import LearnedCost, Rate, best_depth
 from homespec.decoding.sampling import SamplingParams
-from homespec.decoding.types import Round
+from homespec.decoding.types import Draft, Round
 from homespec.drafters import DraftModelDrafter, NgramDrafter
 from homespec.drafters.adaptive import AdaptiveDrafter, Learned, Priors
 
@@ -33,6 +33,11 @@ def steep(n: int) -> float:
     return 0.05 * (1 + 0.66 * (n - 1))
 
 
+def stepped(n: int) -> float:
+    """A box where leaving one token costs much, and the next few little."""
+    return {1: 0.095, 2: 0.154, 3: 0.162, 4: 0.17}.get(n, 0.17 + 0.015 * (n - 4))
+
+
 def novel(tokens: Sequence[int]) -> int:
     """A text that does not repeat itself."""
     return zlib.crc32(repr(list(tokens[-4:])).encode()) % N_VOCAB
@@ -44,13 +49,15 @@ def periodic(tokens: Sequence[int]) -> int:
 
 
 class Imitator(FakeModel):
-    """A draft that names the truth with chance `agreement`, and knows how sure it may be."""
+    """A draft that names the truth with chance `agreement`; its best logit is `sure`."""
 
-    def __init__(self, truth: Callable[[Sequence[int]], int], agreement: float) -> None:
+    def __init__(
+        self, truth: Callable[[Sequence[int]], int], agreement: float, sure: float = 4.0
+    ) -> None:
         def logits(tokens: Sequence[int]) -> np.ndarray:
             rng = random.Random(zlib.crc32(repr((len(tokens), tokens[-1])).encode()))
             best = truth(tokens) if rng.random() < agreement else (truth(tokens) + 1) % N_VOCAB
-            return np.eye(N_VOCAB)[best] * 4.0
+            return np.eye(N_VOCAB)[best] * sure
 
         super().__init__(logits, n_ctx=10_000)
 
@@ -82,7 +89,7 @@ def simulate(
         drafting = 0.0
         if draft.source == "draft_model":
             reading = draft_cost * (1 + lag / 4) if lag else 0.0
-            drafting = reading + draft_cost * (len(draft.tokens) - (lag > 0))
+            drafting = reading + draft_cost * (draft.num_drafted - (lag > 0))
             draft = replace(draft, read_seconds=reading)
         width = 1 + len(draft.tokens)
         finished = Round(
@@ -101,15 +108,18 @@ def round_of(tokens: tuple[int, ...], accepted: int, width: int, seconds: float)
 
 
 def adaptive(
-    agreement: float | None, truth: Callable[[Sequence[int]], int], size_ratio: float = 0.4
+    agreement: float | None,
+    truth: Callable[[Sequence[int]], int],
+    size_ratio: float = 0.4,
+    sure: float = 4.0,
 ) -> AdaptiveDrafter:
     model = None
     if agreement is not None:
-        model = DraftModelDrafter(Imitator(truth, agreement), FakeSampler(SURE))
+        model = DraftModelDrafter(Imitator(truth, agreement, sure), FakeSampler(SURE))
     return AdaptiveDrafter(NgramDrafter(), model, Learned(Priors(size_ratio=size_ratio)))
 
 
-@pytest.mark.parametrize("cost", [flat, steep])
+@pytest.mark.parametrize("cost", [flat, steep, stepped])
 @pytest.mark.parametrize("truth", [novel, periodic])
 @pytest.mark.parametrize("agreement", [None, 0.0, 0.3, 0.6, 0.9, 1.0])
 @pytest.mark.parametrize("draft_cost", [0.005, 0.03, 0.2])
@@ -124,6 +134,33 @@ def test_it_is_never_much_slower_than_plain(
     """Even where the draft costs twice, or half, of what its size lets expect."""
     drafter = adaptive(agreement, truth, draft_cost / 0.05 * misjudged)
     assert simulate(drafter, truth, cost, draft_cost=draft_cost) < 1.06
+
+
+@pytest.mark.parametrize("cost", [steep, stepped])
+@pytest.mark.parametrize("agreement", [0.0, 0.5, 0.9])
+def test_a_draft_that_is_never_sure_is_let_alone(cost: Cost, agreement: float) -> None:
+    """Its tokens are computed and not proposed: they are paid for all the same."""
+    drafter = adaptive(agreement, novel, sure=0.5)
+    assert simulate(drafter, novel, cost, draft_cost=0.02) < 1.06
+
+
+def test_the_first_token_of_a_piece_need_not_pay_alone() -> None:
+    drafter = adaptive(0.88, novel)
+    assert simulate(drafter, novel, stepped, draft_cost=0.015) < 0.85
+
+
+def test_a_drafted_token_has_one_price_however_many_are_proposed() -> None:
+    """The one that was computed and left out, and those read before, cost what they cost."""
+    learned = Learned(Priors(draft_token_seconds=1.0))
+    sources = {"source": "draft_model"}
+    learned.observe_draft(Draft((), num_drafted=1, read_seconds=0.3, **sources), 2, 0.3)
+    assert learned.draft_token(0) == 1.0  # nothing was seen of a single one
+    learned.observe_draft(Draft((7,), num_drafted=2, **sources), 0, 0.04)
+    assert learned.draft_token(0) == pytest.approx(0.02)
+    assert learned.reading(3, 0) == pytest.approx(0.06)
+    assert learned.proposed_token(0) > 0.02
+    learned.observe_draft(Draft((7,), num_drafted=1, read_seconds=0.1, **sources), 99, 0.1)
+    assert learned.reading(50, 0) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("num_tokens", [10, 25, 60])
@@ -224,6 +261,20 @@ def test_what_a_change_of_width_costs_is_charged_to_the_draft() -> None:
     for _ in range(9):
         cost.observe(3, 100, 0.002)  # the same width again is cheap
     assert cost.seconds(3, 100) == pytest.approx(0.002)
+
+
+def test_the_price_of_a_plain_pass_is_asked_anew() -> None:
+    """It was timed while the machine had other work; drafting looked good ever since."""
+    cost = LearnedCost()
+    for _ in range(9):
+        cost.observe(1, 100, 0.09)
+    asked = 0
+    for _ in range(400):
+        width = 1 if cost.wants_plain else 2
+        asked += width == 1
+        cost.observe(width, 100, 0.03 * (1 + 0.9 * (width - 1)))
+    assert cost.seconds(1, 100) == pytest.approx(0.03)
+    assert 0 < asked <= 0.02 * 400
 
 
 def test_a_curve_is_corrected_by_the_clock() -> None:

@@ -57,7 +57,7 @@ def test_measured_settings_take_the_place_of_defaults(
         assert engine.params.draft_flash_attention == "off"
         learned = engine.learned
         assert learned.draft_token(0) == pytest.approx(CURVE.seconds(1, 512))
-        assert learned.read_token(0) == pytest.approx(CURVE.seconds(32, 512) / 32)
+        assert learned.reading(32, 0) == pytest.approx(CURVE.seconds(32, 512))
         assert learned.model_rate.value == pytest.approx(0.9)
         assert learned.matches[3].value == pytest.approx(0.11)
         assert learned.matches[4].value < 0.9  # seen once: the guess stays

@@ -47,6 +47,8 @@ class PassCost(Protocol):
 _SLOPE = 0.35  # of a pass of one token, for each further one: a guess until it is measured
 _NEGLIGIBLE = 0.01  # a token accepted so seldom is not weighed
 _WINDOW = 7  # passes of a width that are remembered
+_STALE = 192  # passes after which the price of a plain one is asked anew, by ...
+_AGAIN = 3  # ... so many: under 2 % of the passes
 
 
 class LearnedCost:
@@ -66,6 +68,16 @@ class LearnedCost:
         self._medians: dict[int, float] = {}
         self._nearest: dict[int, int] = {}  # width -> the one nearest to it that was timed
         self._wider: int | None = None  # width of the last pass, where it had more than one token
+        self._age = 0  # passes since a plain one was timed
+        self._again = 0  # plain passes still to be timed anew
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether passes should hold one token for a while: that price is out of date.
+
+        The machine's other work may have ended since, and every draft is weighed against it.
+        """
+        return self._age >= _STALE or self._again > 0
 
     def seconds(self, num_tokens: int, context_length: int) -> float:
         """The expected seconds of a pass; inf before anything is known."""
@@ -81,16 +93,27 @@ class LearnedCost:
     def observe(self, num_tokens: int, context_length: int, seconds: float) -> None:
         """Note a pass that was timed."""
         wider, self._wider = self._wider, num_tokens if num_tokens > 1 else None
+        self._age += 1
         if wider and num_tokens == 1 and 1 in self._ratios:
             excess = seconds - self.seconds(1, context_length)
             self._ratios[wider][-1] += excess / self._base(wider, context_length)
             self._medians[wider] = statistics.median(self._ratios[wider])
             return
+        if num_tokens == 1:
+            self._plain_again()
         if num_tokens not in self._ratios:
             self._ratios[num_tokens] = deque(maxlen=_WINDOW)
             self._nearest.clear()
         self._ratios[num_tokens].append(seconds / self._base(num_tokens, context_length))
         self._medians[num_tokens] = statistics.median(self._ratios[num_tokens])
+
+    def _plain_again(self) -> None:
+        """A plain pass is about to be noted: forget the old ones where they are out of date."""
+        if self._age > _STALE and 1 in self._ratios:
+            self._ratios[1].clear()
+            self._again = _AGAIN
+        self._again = max(self._again - 1, 0)
+        self._age = 0
 
     def _base(self, num_tokens: int, context_length: int) -> float:
         if self._curve is not None:

@@ -59,7 +59,8 @@ class Draft:
     distributions: for a *sampled* draft, the q each token was drawn from, one per token; None for
     a deterministic draft (greedy or n-gram), whose q is a point mass. confidences: the largest
     probability where each token was chosen, for drafters that look. read_seconds: of the time
-    it took, what went into reading more committed tokens than the last.
+    it took, what went into reading more committed tokens than the last. num_drafted: tokens that a
+    model computed, of which the last may have been found not worth proposing.
     """
 
     tokens: tuple[TokenId, ...] = ()
@@ -67,6 +68,7 @@ class Draft:
     source: str = "none"
     confidences: tuple[float, ...] | None = None
     read_seconds: float = 0.0
+    num_drafted: int = 0
 
 
 NO_DRAFT = Draft()

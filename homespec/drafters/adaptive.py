@@ -30,6 +30,8 @@ CONFIDENCE_PRIORS = {0.0: 0.2, 0.3: 0.38, 0.5: 0.55, 0.7: 0.72, 0.85: 0.85, 0.95
 MODEL_PRIOR = 0.7
 READ_COST_PRIOR = 0.33  # of a pass of one token, for a token that is only read
 EXPECTED_TOKENS = 32  # of an answer, before it has shown how long it is
+TAKEN_PRIOR = 0.9  # of the tokens that the draft model computes, those worth proposing
+_MANY = 8  # tokens from which on reading them is a batch, and not as dear as drafting them
 EXPLORATION = 1.0  # passes that may be lost at the very start, to learn what a pass costs
 PROBE_SHARE = 0.02
 """The share of the time that may be lost on trying again what did not pay."""
@@ -62,7 +64,9 @@ class Learned:
         self.matches = RateTable(priors.match_rates)
         self.confidences = RateTable(CONFIDENCE_PRIORS)
         self.model_rate = Rate(priors.model_rate)
+        self.taken = Rate(TAKEN_PRIOR)
         self.rounds: dict[str, int] = {"none": 0, "ngram": 0, "draft_model": 0}
+        self.num_drafted = 0
         self._draft_prior, self._size_ratio = priors.draft_token_seconds, priors.size_ratio
         self._read_prior = priors.read_token_seconds
         self._prompt_token: float | None = None  # of the target
@@ -75,27 +79,36 @@ class Learned:
         self.matches.fade()
         self.confidences.fade()
         self.model_rate.fade()
+        self.taken.fade()
+        self.num_drafted = 0
         self.rounds = dict.fromkeys(self.rounds, 0)
 
     def draft_token(self, context: int) -> float:
-        """Seconds of one drafted token."""
+        """Seconds of one token that the draft model computes."""
         if self._draft_seconds:
             return statistics.median(self._draft_seconds)
         return self._draft_prior or self._size_ratio * self.cost.seconds(1, context)
 
-    def read_token(self, context: int) -> float:
-        """Seconds of a token that the draft reads in a batch, to catch up."""
+    def proposed_token(self, context: int) -> float:
+        """Seconds of one that is proposed: those that were not worth it are paid for, too."""
+        return self.draft_token(context) / self.taken.value
+
+    def reading(self, lag: int, context: int) -> float:
+        """Seconds of the draft to read `lag` tokens, to catch up."""
+        token = self.draft_token(context)
+        if lag < _MANY:
+            return lag * token
         if self._read_seconds:
-            return statistics.median(self._read_seconds)
+            return lag * statistics.median(self._read_seconds)
         if self._read_prior is not None:
-            return self._read_prior
+            return lag * self._read_prior
         if self._prompt_token is not None:
-            return self._size_ratio * self._prompt_token
-        return READ_COST_PRIOR * self.draft_token(context)
+            return lag * self._size_ratio * self._prompt_token
+        return lag * READ_COST_PRIOR * token
 
     def observe_prompt(self, num_tokens: int, seconds: float) -> None:
         """Note a pass of the target over prompt tokens."""
-        if num_tokens >= 8:
+        if num_tokens >= _MANY:
             self._prompt_token = seconds / num_tokens
 
     @property
@@ -103,13 +116,17 @@ class Learned:
         """Whether a drafted token's seconds are known and not guessed."""
         return bool(self._draft_seconds) or self._draft_prior is not None
 
-    def observe_draft(self, num_tokens: int, lag: int, seconds: float, reading: float) -> None:
-        """Note what drafting took: in all, and of that, reading `lag` tokens more than one."""
+    def observe_draft(self, draft: Draft, lag: int, seconds: float) -> None:
+        """Note what drafting took, after reading `lag` tokens more than one."""
+        for position in range(draft.num_drafted):
+            self.taken.observe(position < len(draft.tokens))
+        passes = draft.num_drafted
         if lag:
-            self._read_seconds.append(reading / (lag + 1))
-            num_tokens -= 1  # its row came with the reading
-        if num_tokens:
-            self._draft_seconds.append((seconds - reading) / num_tokens)
+            passes -= 1  # the first row came with the reading
+        if lag >= _MANY:
+            self._read_seconds.append(draft.read_seconds / (lag + 1))
+        if passes > 0:
+            self._draft_seconds.append((seconds - draft.read_seconds) / passes)
 
 
 class RateTable:
@@ -147,15 +164,21 @@ class AdaptiveDrafter:
     ) -> None:
         self._ngram, self._model = ngram, model
         self.learned = learned or Learned()
-        self.learned.begin()
+        self._begun = False
         self._lag = 0  # tokens the draft model has to read before it can draft
         self._generated = 0
         self._allowance = 0.0  # seconds that may be lost on probes
         self._probing = False
+        self._context = 0  # of the last pass
 
     def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
         """The draft with the best expected speed, of at most `max_tokens`; often none."""
         context = len(committed)
+        if not self._begun:  # many may be made, and wait for their turn
+            self.learned.begin()
+            self._begun = True
+        if self.learned.cost.wants_plain:
+            return NO_DRAFT
         lookup = self._ngram.propose(committed, max_tokens) if self._ngram else NO_DRAFT
         if self._model is None and not lookup.tokens:
             return NO_DRAFT  # most rounds: weighing nothing would take 5 % of a GPU's pass
@@ -174,8 +197,9 @@ class AdaptiveDrafter:
         if source == "ngram":
             return Draft(lookup.tokens[: choice.depth], source="ngram")
         assert self._model is not None
-        guide = _Guide(self.learned, choice, context)
-        return self._model.propose(committed, min(choice.depth + 2, max_tokens), guide=guide)
+        deepest = min(choice.depth + 2, max_tokens)
+        guide = _Guide(self.learned, choice.rate, deepest, context)
+        return self._model.propose(committed, deepest, guide=guide)
 
     def _offer_lookup(self, available: int, context: int) -> Choice:
         """Each accepted token makes the match one longer, and the next one likelier."""
@@ -187,7 +211,7 @@ class AdaptiveDrafter:
         plain = Choice(0, 1.0, self.learned.cost.seconds(1, context))
         if self._model is None:
             return plain
-        token = self.learned.draft_token(context)
+        token = self.learned.proposed_token(context)
         cautious = max_tokens if self.learned.knows_draft else min(max_tokens, 2)
         choice = best_depth(
             [self.learned.model_rate.value] * cautious,
@@ -200,7 +224,7 @@ class AdaptiveDrafter:
         # come already. So a short answer never pays for reading a long prompt twice.
         coming = max(self._generated, EXPECTED_TOKENS)
         saved = (1 / plain.rate - 1 / choice.rate) * coming
-        reading = self._lag * self.learned.read_token(context)
+        reading = self.learned.reading(self._lag, context)
         return choice if reading <= saved + token else plain
 
     def _probe(self, source: str, available: int, context: int) -> Choice:
@@ -216,7 +240,7 @@ class AdaptiveDrafter:
             length = self._ngram.match_length if self._ngram else 0
             rate = learned.matches[length].value
         elif self._model is not None:
-            seconds = learned.draft_token(context) + self._lag * learned.read_token(context)
+            seconds = learned.proposed_token(context) + learned.reading(self._lag, context)
             rate = learned.model_rate.value
         else:
             return plain
@@ -233,6 +257,7 @@ class AdaptiveDrafter:
             if drafter is not None:
                 drafter.observe(finished)
         self._generated += len(finished.tokens)
+        self._context = finished.context_length
         draft, learned = finished.draft, self.learned
         if finished.num_evaluated != 1 + len(draft.tokens):
             learned.observe_prompt(finished.num_evaluated, finished.verify_seconds)
@@ -240,12 +265,11 @@ class AdaptiveDrafter:
         learned.cost.observe(
             finished.num_evaluated, finished.context_length, finished.verify_seconds
         )
-        learned.rounds[draft.source] += 1
+        learned.rounds[draft.source if draft.tokens else "none"] += 1
+        learned.num_drafted += len(draft.tokens)
         self._settle(finished)
         if draft.source == "draft_model":
-            learned.observe_draft(
-                len(draft.tokens), self._lag, finished.draft_seconds, draft.read_seconds
-            )
+            learned.observe_draft(draft, self._lag, finished.draft_seconds)
         for i in range(min(finished.num_accepted + 1, len(draft.tokens))):
             self._judged(draft, i, i < finished.num_accepted)
 
@@ -270,14 +294,19 @@ class AdaptiveDrafter:
     def explain(self) -> list[str]:
         """A few lines: what was chosen, and what the choice rested on."""
         learned = self.learned
-        total = sum(learned.rounds.values())
+        total = sum(learned.rounds.values()) if self._begun else 0
         if not total:
             return ["Nothing was decoded beyond the first token."]
-        plain = learned.cost.seconds(1, 0)
+        context = self._context
+        plain = learned.cost.seconds(1, context)
         shares = ", ".join(f"{name} {n / total:.0%}" for name, n in learned.rounds.items() if n)
-        widths = ", ".join(f"{n} x{learned.cost.seconds(n, 0) / plain:.2f}" for n in (2, 4, 8, 16))
+        widths = ", ".join(
+            f"{n} x{learned.cost.seconds(n, context) / plain:.2f}" for n in (2, 4, 8, 16)
+        )
+        drafted = total - learned.rounds["none"]
+        depth = f", {learned.num_drafted / drafted:.1f} tokens deep" if drafted else ""
         lines = [
-            f"Rounds: {shares}.",
+            f"Rounds: {shares}{depth}.",
             f"A target pass over one token takes {plain * 1e3:.1f} ms; over more: {widths}.",
         ]
         if self._ngram is not None:
@@ -285,32 +314,48 @@ class AdaptiveDrafter:
         if self._model is not None:
             lines.append(
                 f"The draft model is accepted {learned.model_rate.value:.0%} of the time; "
-                f"a drafted token takes {learned.draft_token(0) / plain:.2f} of a target pass."
+                f"a drafted token takes {learned.draft_token(context) / plain:.2f} of a target pass."
             )
         return lines
 
 
 class _Guide:
-    """Ends a draft where the next token is not worth what it adds to the round."""
+    """Ends a draft where going on is not worth what it adds to the round.
 
-    def __init__(self, learned: Learned, choice: Choice, context: int) -> None:
-        self._learned, self._goal, self._context = learned, choice.rate, context
+    goal: tokens a second that the round is to reach. deepest: tokens it may hold.
+    """
+
+    def __init__(self, learned: Learned, goal: float, deepest: int, context: int) -> None:
+        self._learned, self._goal = learned, goal
+        self._deepest, self._context = deepest, context
+        self._token, self._rate = learned.proposed_token(context), learned.model_rate.value
         self._reach = 1.0  # chance that all tokens so far are accepted
 
     def take(self, position: int, confidence: float) -> bool:
         """Whether to propose the token at hand; it is drafted already, so only its pass counts."""
         reach = self._reach * self._learned.confidences[confidence].value
-        if reach < self._goal * self._added(position):
+        if not self._pays(position, reach, 0.0):
             return False
         self._reach = reach
         return True
 
     def go_on(self, position: int) -> bool:
         """Whether to draft the token at `position` at all."""
-        reach = self._reach * self._learned.model_rate.value
-        seconds = self._added(position) + self._learned.draft_token(self._context)
-        return reach >= self._goal * seconds
+        return self._pays(position, self._reach * self._rate, self._token)
 
-    def _added(self, position: int) -> float:
-        cost = self._learned.cost
-        return cost.seconds(position + 2, self._context) - cost.seconds(position + 1, self._context)
+    def _pays(self, position: int, reach: float, seconds: float) -> bool:
+        """Whether the token at `position` pays, or a longer piece that begins with it.
+
+        A pass may cost much more with the first token of a piece, and little more with the next.
+        reach: chance that it is accepted with all before it. seconds: what drafting it takes.
+        """
+        cost, tokens = self._learned.cost, 0.0
+        without = cost.seconds(position + 1, self._context)
+        for last in range(position, self._deepest):
+            tokens += reach
+            added = seconds + cost.seconds(last + 2, self._context) - without
+            if tokens >= self._goal * added:
+                return True
+            reach *= self._rate
+            seconds += self._token
+        return False

@@ -89,11 +89,13 @@ class DraftModelDrafter:
         tokens: list[TokenId] = []
         distributions: list[Distribution] = []
         confidences: list[float] = []
+        num_drafted = 0
         for position in range(min(max_tokens, room)):
             if tokens:
                 if guide is not None and not guide.go_on(position):
                     break
                 [row] = self._model.extend(tokens[-1:], 1)
+            num_drafted += 1
             choice = self._choose(row, look=guide is not None)
             if choice is None:
                 break
@@ -112,6 +114,7 @@ class DraftModelDrafter:
             self.name,
             tuple(confidences) if guide is not None else None,
             read_seconds,
+            num_drafted,
         )
 
     def _align(self, history: list[TokenId]) -> int:

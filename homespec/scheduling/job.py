@@ -24,7 +24,7 @@ from homespec.llama.sequences import CachedSequence
 from homespec.llama.tokenizer import Tokenizer
 from homespec.speculation import Speculation
 
-_DEPTH = 16  # the longest lookup of a sequence, where no other depth is asked for
+_DEPTH = 32  # the longest lookup of a sequence, where no other depth is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,11 @@ class Job:
     @property
     def _resources(self) -> list[Closable]:
         return [self._chain, *(self.alone.resources if self.alone else [])]
+
+    @property
+    def drafts_alone(self) -> bool:
+        """Whether its last draft was one of `propose_alone`, whose drafter learns by itself."""
+        return self.alone is not None and self.decoder.drafter is self.alone.drafter
 
     def propose(self, depth: int) -> Proposal:
         """A draft of at most `depth` tokens, by lookup."""

@@ -295,6 +295,8 @@ class Scheduler:
     def _learn(self, shares: list[_Share], seconds: float) -> None:
         width = sum(len(share.tokens) for share in shares)
         self.stats.record(width, sum(share.num_rows for share in shares), seconds)
+        if shares[0].job.drafts_alone:
+            return
         if all(share.proposal and len(share.proposal.pending) == 1 for share in shares):
             context = sum(share.cached for share in shares) // len(shares)
             self._learned.cost.observe(width, context, seconds)
