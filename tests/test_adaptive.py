@@ -119,6 +119,23 @@ def adaptive(
     return AdaptiveDrafter(NgramDrafter(), model, Learned(Priors(size_ratio=size_ratio)))
 
 
+def tuned(agreement: float, cost: Cost, draft_cost: float) -> AdaptiveDrafter:
+    """With a profile of this box and pair."""
+
+    class Curve:
+        def seconds(self, num_tokens: int, context_length: int) -> float:
+            return cost(num_tokens)
+
+    model = DraftModelDrafter(Imitator(novel, agreement), FakeSampler(SURE))
+    priors = Priors(
+        cost=Curve(),
+        draft_token_seconds=draft_cost,
+        read_token_seconds=draft_cost / 5,
+        model_rate=0.9,
+    )
+    return AdaptiveDrafter(NgramDrafter(), model, Learned(priors))
+
+
 @pytest.mark.parametrize("cost", [flat, steep, stepped])
 @pytest.mark.parametrize("truth", [novel, periodic])
 @pytest.mark.parametrize("agreement", [None, 0.0, 0.3, 0.6, 0.9, 1.0])
@@ -145,7 +162,7 @@ def test_a_draft_that_is_never_sure_is_let_alone(cost: Cost, agreement: float) -
 
 
 def test_the_first_token_of_a_piece_need_not_pay_alone() -> None:
-    drafter = adaptive(0.88, novel)
+    drafter = tuned(0.88, stepped, 0.015)
     assert simulate(drafter, novel, stepped, draft_cost=0.015) < 0.85
 
 
@@ -177,16 +194,7 @@ def test_a_good_cheap_draft_is_used_and_deep() -> None:
 
 def test_a_good_draft_on_a_steep_box_is_used_as_far_as_it_pays() -> None:
     """Here one drafted token gains at most 2 / (1.66 + 0.1) = 1.14; a profile tells so."""
-
-    class Curve:
-        def seconds(self, num_tokens: int, context_length: int) -> float:
-            return steep(num_tokens)
-
-    model = DraftModelDrafter(Imitator(novel, 1.0), FakeSampler(SURE))
-    priors = Priors(
-        cost=Curve(), draft_token_seconds=0.005, read_token_seconds=0.001, model_rate=0.9
-    )
-    drafter = AdaptiveDrafter(NgramDrafter(), model, Learned(priors))
+    drafter = tuned(1.0, steep, 0.005)
     assert simulate(drafter, novel, steep, draft_cost=0.005) < 0.90
 
 
@@ -297,3 +305,15 @@ def test_a_rate_starts_at_its_prior_and_follows_what_it_sees() -> None:
     for _ in range(30):
         rate.observe(False)
     assert rate.value < 0.4
+
+
+def test_what_many_texts_showed_is_believed_at_the_next_one() -> None:
+    rate = Rate(0.8)
+    for _ in range(20):
+        for _ in range(8):
+            rate.observe(False)
+        rate.fade()
+    assert rate.value < 0.2
+    for _ in range(12):
+        rate.observe(True)  # this text is another one
+    assert rate.value > 0.5

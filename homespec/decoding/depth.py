@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 import statistics
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ _NEGLIGIBLE = 0.01  # a token accepted so seldom is not weighed
 _WINDOW = 7  # passes of a width that are remembered
 _STALE = 192  # passes after which the price of a plain one is asked anew, by ...
 _AGAIN = 3  # ... so many: under 2 % of the passes
+_PRIOR_WORTH = 24.0  # observations; a text shows at most 1 / (1 - decay) = 25
 
 
 class LearnedCost:
@@ -70,6 +72,11 @@ class LearnedCost:
         self._wider: int | None = None  # width of the last pass, where it had more than one token
         self._age = 0  # passes since a plain one was timed
         self._again = 0  # plain passes still to be timed anew
+
+    @property
+    def deepest_trial(self) -> int:
+        """Tokens that may be drafted without knowing what they take: few, before wide passes ran."""
+        return sys.maxsize if self._curve else max(2, *self._medians, 0)
 
     @property
     def wants_plain(self) -> bool:
@@ -124,7 +131,8 @@ class LearnedCost:
 class Rate:
     """A chance learned from yes and no, the lately seen counting more.
 
-    prior: what is believed at first; weight: how many observations it is worth.
+    prior: what is believed at first; weight: how many observations it is worth. What many texts
+    have shown moves the prior (`fade`), so that the next text does not begin from a guess again.
     """
 
     __slots__ = ("_count", "_decay", "_hits", "_prior", "_weight")
@@ -140,6 +148,8 @@ class Rate:
 
     def fade(self, kept: float = 0.3) -> None:
         """Let what was seen count less: the text is another one now."""
+        known = self._count + _PRIOR_WORTH
+        self._prior = (self._hits + _PRIOR_WORTH * self._prior) / known
         self._hits *= kept
         self._count *= kept
 

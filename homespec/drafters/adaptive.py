@@ -13,7 +13,7 @@ import math
 import statistics
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from homespec.decoding.depth import Choice, LearnedCost, PassCost, Rate, best_depth
@@ -32,9 +32,14 @@ READ_COST_PRIOR = 0.33  # of a pass of one token, for a token that is only read
 EXPECTED_TOKENS = 32  # of an answer, before it has shown how long it is
 TAKEN_PRIOR = 0.9  # of the tokens that the draft model computes, those worth proposing
 _MANY = 8  # tokens from which on reading them is a batch, and not as dear as drafting them
-EXPLORATION = 1.0  # passes that may be lost at the very start, to learn what a pass costs
+EXPLORATION = 1.0  # passes that may be lost at the very start where no profile tells their cost
 PROBE_SHARE = 0.02
 """The share of the time that may be lost on trying again what did not pay."""
+
+DOUBT = 0.5
+"""What is tried again would pay if the chance of a miss were this much of what it seems."""
+
+PATIENCE = 4.0  # passes saved up that halve it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ class Learned:
         self._draft_prior, self._size_ratio = priors.draft_token_seconds, priors.size_ratio
         self._read_prior = priors.read_token_seconds
         self._prompt_token: float | None = None  # of the target
-        self.exploration = EXPLORATION
+        self.exploration = 0.0 if priors.cost else EXPLORATION
         self._draft_seconds: deque[float] = deque(maxlen=9)
         self._read_seconds: deque[float] = deque(maxlen=5)
 
@@ -191,7 +196,7 @@ class AdaptiveDrafter:
         choice = offers[source]
         if choice.depth == 0:
             source = "ngram" if lookup.tokens else "draft_model"
-            choice = self._probe(source, len(lookup.tokens), context)
+            choice = self._probe(source, len(lookup.tokens) or max_tokens, context)
         if choice.depth == 0:
             return NO_DRAFT
         if source == "ngram":
@@ -203,18 +208,24 @@ class AdaptiveDrafter:
 
     def _offer_lookup(self, available: int, context: int) -> Choice:
         """Each accepted token makes the match one longer, and the next one likelier."""
-        length = self._ngram.match_length if self._ngram else 0
-        rates = (self.learned.matches[length + i].value for i in range(available))
+        rates = self._match_rates(available)
         return best_depth(rates, lambda n: self.learned.cost.seconds(n, context), lambda _: 0.0)
+
+    def _match_rates(self, available: int) -> Iterator[float]:
+        length = self._ngram.match_length if self._ngram else 0
+        return (self.learned.matches[length + i].value for i in range(available))
+
+    def _cautious(self, max_tokens: int) -> int:
+        """No deep drafts before it is known what they take."""
+        return max_tokens if self.learned.knows_draft else min(max_tokens, 2)
 
     def _offer_model(self, max_tokens: int, context: int) -> Choice:
         plain = Choice(0, 1.0, self.learned.cost.seconds(1, context))
         if self._model is None:
             return plain
         token = self.learned.proposed_token(context)
-        cautious = max_tokens if self.learned.knows_draft else min(max_tokens, 2)
         choice = best_depth(
-            [self.learned.model_rate.value] * cautious,
+            [self.learned.model_rate.value] * self._cautious(max_tokens),
             lambda n: self.learned.cost.seconds(n, context),
             lambda k: k * token,
         )
@@ -228,27 +239,34 @@ class AdaptiveDrafter:
         return choice if reading <= saved + token else plain
 
     def _probe(self, source: str, available: int, context: int) -> Choice:
-        """Try again what did not pay, once the time is saved up that it is likely to cost."""
+        """Try again what did not pay, if it may, once the time is saved up that this will cost.
+
+        It may pay where its tokens could be surer than they seem: by less the more was saved up.
+        """
         learned = self.learned
         plain = Choice(0, 1.0, learned.cost.seconds(1, context))
         if learned.exploration and plain.seconds < math.inf:
             self._allowance += learned.exploration * plain.seconds
             learned.exploration = 0.0
-        depth, seconds = 1, 0.0
+        available = min(available, learned.cost.deepest_trial)
         if source == "ngram":
-            depth = min(2, available)
-            length = self._ngram.match_length if self._ngram else 0
-            rate = learned.matches[length].value
-        elif self._model is not None:
-            seconds = learned.proposed_token(context) + learned.reading(self._lag, context)
-            rate = learned.model_rate.value
+            rates, token, reading = self._match_rates(available), 0.0, 0.0
         else:
-            return plain
-        trial = Choice(depth, 1 + rate, seconds + learned.cost.seconds(depth + 1, context))
-        loss = trial.seconds - trial.tokens * plain.seconds
-        if not loss <= self._allowance:  # before the first pass it is nan, and no probe either
-            return plain
-        self._probing = True
+            rates = iter([learned.model_rate.value] * self._cautious(available))
+            token = learned.proposed_token(context)
+            reading = learned.reading(self._lag, context)
+        doubt = DOUBT / (1 + self._allowance / (PATIENCE * plain.seconds))
+        trial, tokens, reach, hope, hopeful = plain, 1.0, 1.0, 1.0, 1.0
+        for depth, rate in enumerate(rates, start=1):
+            reach, hopeful = reach * rate, hopeful * (1 - doubt * (1 - rate))
+            tokens, hope = tokens + reach, hope + hopeful
+            seconds = learned.cost.seconds(depth + 1, context) + depth * token
+            loss = seconds + reading - tokens * plain.seconds
+            if not loss <= self._allowance:  # before the first pass it is nan, and no probe either
+                break
+            if hope > plain.rate * seconds:
+                trial = Choice(depth, tokens, seconds + reading)
+        self._probing = trial.depth > 0
         return trial
 
     def observe(self, finished: Round) -> None:
