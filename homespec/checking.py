@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from homespec.models import sources
-from homespec.models.catalog import ModelFile, load_catalog
+from homespec.models.catalog import Catalog, ModelFile, Pair, load_catalog
 from homespec.models.gguf_header import Header, join_shards, read_header
 from homespec.models.machine import Machine
 from homespec.models.memory_plan import Plan, PlanRequest, propose
@@ -49,10 +49,15 @@ class Report:
     plan: Plan
 
     @property
+    def drafts_fail(self) -> bool:
+        """Whether there are drafts, and none of them can draft for this target."""
+        compatible = [draft.compatibility.verdict != "incompatible" for draft in self.drafts]
+        return bool(compatible) and not any(compatible)
+
+    @property
     def usable(self) -> bool:
         """Whether the target fits, and the draft fits it where there is one."""
-        compatible = [draft.compatibility.verdict != "incompatible" for draft in self.drafts]
-        return self.plan.verdict != "refused" and (not compatible or any(compatible))
+        return self.plan.verdict != "refused" and not self.drafts_fail
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -77,15 +82,34 @@ def check(
     machine: Machine | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Read the headers, on the hub by ranges, and judge; no model is fetched or loaded.
-
-    Only a model inside a wheel that is not here has to be fetched: `progress` hears of it.
-    Raises UsageError for what names nothing, ModelError for what is no language model,
-    NetworkError, LibraryError.
-    """
-    request = request or PlanRequest()
+    """Judge what is named so; raises UsageError for what names nothing, else as `check_pair`."""
     pair = find_pair(target, draft, catalog=catalog, offline=offline)
     known = load_catalog(Path(catalog) if catalog is not None else None)
+    return check_pair(
+        pair,
+        request or PlanRequest(),
+        known,
+        offline=offline,
+        machine=machine,
+        progress=progress,
+    )
+
+
+def check_pair(
+    pair: Pair,
+    request: PlanRequest,
+    known: Catalog,
+    *,
+    offline: bool = False,
+    machine: Machine | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Read the headers, on the hub by ranges, and judge; no model is fetched or loaded.
+
+    known: where other models are looked for, should the target not fit. Only a model inside a
+    wheel that is not here has to be fetched: `progress` hears of it. Raises ModelError for what
+    is no language model, NetworkError, LibraryError.
+    """
     header = read(pair.target, offline=offline, progress=progress)
     headers = [read(file, offline=offline, progress=progress) for file in pair.drafts]
     reports = tuple(

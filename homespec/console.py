@@ -30,9 +30,17 @@ if TYPE_CHECKING:  # an error is told without numpy
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
+def plain_console(**options: Any) -> Console:
+    """A console, of stdout, to which no word of a model, a file or a user is markup or an emoji.
+
+    rich honours NO_COLOR, dumb terminals and pipes.
+    """
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
 def stderr() -> Console:
-    """The console for people; rich honours NO_COLOR, dumb terminals and pipes."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    """The console for people."""
+    return plain_console(stderr=True, soft_wrap=True)
 
 
 def print_error(message: str, hint: str | None) -> None:
@@ -68,7 +76,7 @@ class AnswerWriter:
 
     def __init__(self, *, show_accepted: bool = False) -> None:
         self._terminal = sys.stdout.isatty()
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = plain_console(soft_wrap=True)
         self._tint = show_accepted and self._terminal and self._console.color_system is not None
         self._last = "\n"
 
@@ -106,7 +114,7 @@ def figures(stats: GenerationStats) -> str:
 
 def print_diagnosis(diagnosis: Diagnosis, settings: dict[str, Any]) -> None:
     """The findings of `homespec doctor` on stdout."""
-    console = Console(highlight=False)
+    console = plain_console()
     library = diagnosis.stages.get("library", {})
     facts = Table("what", "found", box=None, pad_edge=False, show_header=False)
     for name, value in diagnosis.versions.items():
@@ -185,7 +193,7 @@ class LoadBars:
 def load_bars() -> Iterator[LoadBars]:
     """Bars on stderr while files are fetched; nothing where stderr is no terminal."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=False),
         TransferSpeedColumn(),

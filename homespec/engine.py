@@ -18,11 +18,12 @@ from homespec.decoding.speculative import SpeculativeDecoder
 from homespec.decoding.text import TextStream
 from homespec.decoding.types import Round
 from homespec.errors import UsageError
+from homespec.fetching import fetch_planned, params_for
 from homespec.generation import Answer, GenerateParams, Generation, Result
 from homespec.llama.context import Context
 from homespec.llama.sampler import SamplerChain
 from homespec.loading import STRICT_EXACT, LoadedTarget, LoadParams, LoadProgress, Prompt
-from homespec.models.pairs import fetch_pair, find_pair
+from homespec.models.pairs import find_pair
 from homespec.models.references import Progress
 from homespec.speculation import Pairing, build
 
@@ -129,8 +130,9 @@ def load(
     if unknown:
         raise UsageError(f"load() has no option {sorted(unknown)[0]!r}.")
     pair = find_pair(target, draft, catalog=catalog, offline=offline)
-    target_path, draft_path = fetch_pair(pair, progress=download_progress, offline=offline)
-    return Engine(target_path, draft_path, LoadParams(**options), progress)
+    params = params_for(pair, options)
+    files = fetch_planned(pair, params, progress=download_progress, offline=offline)
+    return Engine(*files, params, progress)
 
 
 def _generate_params(options: dict[str, Any]) -> GenerateParams:

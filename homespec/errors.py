@@ -10,6 +10,7 @@
     │   ├── OutOfMemoryError         memory or device memory ran short
     │   ├── DiskError                disk full, or not writable
     │   ├── NetworkError             hub not reachable, refused, or wrong answer
+    │   │   └── NoRangesError            a server that sends files only whole
     │   └── LibraryError             llama.cpp is missing or does not run here
     └── ContextFullError          1  the prompt does not fit the context
 
@@ -71,6 +72,10 @@ class DiskError(CannotRunError):
 
 class NetworkError(CannotRunError):
     """The hub was not reachable, refused, or gave a wrong answer."""
+
+
+class NoRangesError(NetworkError):
+    """The server sends files only whole, so that none can be looked at before."""
 
 
 class LibraryError(CannotRunError):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from homespec import tuned
 from homespec.closing import Closing
 from homespec.drafters.adaptive import Learned, Priors
-from homespec.errors import IncompatiblePairError, LibraryError, UsageError
+from homespec.errors import LibraryError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, Closable, GenerateParams
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
@@ -28,7 +28,11 @@ from homespec.models.catalog import load_catalog
 from homespec.models.gguf_header import Header
 from homespec.models.memory_plan import Plan
 from homespec.models.text_model import require_text_model
-from homespec.models.tokenizer_check import Compatibility, check_tokenizers
+from homespec.models.tokenizer_check import (
+    Compatibility,
+    check_tokenizers,
+    require_compatible,
+)
 from homespec.planning import local_header, plan_for, request_for
 from homespec.tuning.invariance import require_invariant
 from homespec.tuning.profile import Profile, load_profile
@@ -239,11 +243,7 @@ def check_files(
     if draft is not None:
         drafts = [_readable(draft)]
         compatibility = check_tokenizers(header, drafts[0])
-        if compatibility.verdict == "incompatible":
-            raise IncompatiblePairError(
-                f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
-                hint="Choose a draft of the same model family, or go without: --spec-type ngram.",
-            )
+        require_compatible(draft.name, target.name, compatibility)
     request = request_for(params, reserve_bytes=params.reserve_bytes)
     return compatibility, plan_for(header, drafts, request, catalog=load_catalog())
 

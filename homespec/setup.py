@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from homespec.checking import Report, check
+from homespec.checking import Report, check_pair
 from homespec.doctor import diagnose
 from homespec.engine import Engine, LoadParams
 from homespec.errors import HomespecError, LibraryError, NetworkError
+from homespec.fetching import as_planned
 from homespec.llama.devices import num_threads
 from homespec.models import sources
-from homespec.models.catalog import Pair
+from homespec.models.catalog import Pair, load_catalog
 from homespec.models.default_pair import store_default
 from homespec.models.machine import Machine
 from homespec.models.memory_plan import ModelPlan, PlanRequest, require
@@ -107,7 +108,7 @@ def set_up(name: Name | None, settings: Settings, guide: Guide) -> Outcome | Non
     choice = search.best() if name is None else search.named(name)
     require(choice.report.plan)
     guide.report(choice.report)
-    pair = _as_planned(choice, guide)
+    pair = as_planned(choice.pair, choice.report, guide.note)
     if not guide.agrees(pair, _download_bytes(pair, choice)):
         return None
     target, draft = fetch_pair(pair, progress=guide.download, offline=settings.offline)
@@ -117,13 +118,13 @@ def set_up(name: Name | None, settings: Settings, guide: Guide) -> Outcome | Non
             guide.working(f"Self-test of {path.name} in a process of its own")
             _self_test(path, model)
     if settings.tune:
-        _tune(target, draft, guide)
+        _tune(target, draft, settings.request.n_ctx, guide)
     trial = _try(target, draft, choice.report, guide)
     kept = pair
     if pair.draft and trial.objection:
         guide.note(f"{pair.draft.name} is not used: {trial.objection}. N-grams draft instead.")
         kept = replace(pair, drafts=())
-    store_default(kept)
+    store_default(replace(kept, n_ctx=settings.request.n_ctx))
     dropped = pair.draft.name if pair.draft and not kept.draft else None
     return Outcome(kept, choice.report, trial, dropped, choice.instead_of)
 
@@ -210,19 +211,18 @@ class _Search:
         return replace(self._look(STARTER), instead_of=instead_of)
 
     def _look(self, name: Name) -> _Choice:
-        where: dict[str, Any] = {
-            "catalog": self.settings.catalog,
-            "offline": self.settings.offline,
-        }
+        catalog, offline = self.settings.catalog, self.settings.offline
         self.guide.working(f"Reading the headers of {name}")
-        report = check(
-            name,
-            request=self.settings.request,
+        pair = find_pair(name, catalog=catalog, offline=offline)
+        report = check_pair(
+            pair,
+            self.settings.request,
+            load_catalog(catalog),
+            offline=offline,
             machine=self.machine,
             progress=self.guide.download,
-            **where,
         )
-        return _Choice(find_pair(name, **where), report)
+        return _Choice(pair, report)
 
 
 def _is_unreachable(exc: HomespecError) -> bool:
@@ -241,19 +241,6 @@ def _describe(machine: Machine) -> str:
         f"This machine: {num_threads()} cores, {size(machine.ram_free_bytes)} of "
         f"{size(machine.ram_total_bytes)} RAM free, {', '.join(devices) or 'no GPU'}."
     )
-
-
-def _as_planned(choice: _Choice, guide: Guide) -> Pair:
-    """The pair with the one draft that fits the target and the memory, or with none."""
-    pair, report = choice.pair, choice.report
-    for draft, file in zip(report.drafts, pair.drafts, strict=True):
-        if draft.compatibility.verdict == "incompatible":
-            guide.note(
-                f"{file.name} cannot draft for {pair.target.name}: {draft.compatibility.reason}."
-            )
-    planned = report.plan.draft
-    chosen = [file for file in pair.drafts if planned and planned.name == file.source.name]
-    return replace(pair, drafts=tuple(chosen[:1]))
 
 
 def _download_bytes(pair: Pair, choice: _Choice) -> int:
@@ -276,7 +263,7 @@ def _self_test(path: Path, planned: ModelPlan) -> None:
         raise LibraryError(diagnosis.problem, hint=diagnosis.cure)
 
 
-def _tune(target: Path, draft: Path | None, guide: Guide) -> None:
+def _tune(target: Path, draft: Path | None, n_ctx: int, guide: Guide) -> None:
     """So that the trial meets the pair at its best; one that cannot be tuned is tried untuned."""
     if load_profile(target, draft)[0] is not None:
         guide.note("It was tuned on this machine before; homespec tune measures it anew.")
@@ -284,7 +271,7 @@ def _tune(target: Path, draft: Path | None, guide: Guide) -> None:
     guide.working("Measuring what this machine does best with it, for about two minutes")
     try:
         with guide.measuring() as tell:
-            tune_pair(target, draft, progress=tell)
+            tune_pair(target, draft, progress=tell, load=LoadParams(n_ctx=n_ctx))
     except HomespecError as exc:
         guide.note(f"It is not tuned. {exc.message}")
 

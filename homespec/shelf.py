@@ -15,7 +15,7 @@ from homespec.models.fitting import PlanRequest, Use, tightest, uses
 from homespec.models.machine import Machine, read_machine
 from homespec.models.memory_estimate import RAM, MemoryParts
 from homespec.models.memory_plan import propose
-from homespec.models.pairs import Name, missing_parts
+from homespec.models.pairs import Name, missing_parts, with_drafts_here
 from homespec.models.plan_words import size
 from homespec.planning import local_header, this_machine
 
@@ -88,9 +88,9 @@ def list_pairs(catalog: Name | None = None, machine: Machine | None = None) -> l
     return [
         Entry(
             pair,
-            fit(pair, machine),
+            fit(with_drafts_here(pair), machine),
             hardware in pair.hardware,
-            _downloaded(pair),
+            _downloaded(with_drafts_here(pair)),
             default is not None and _same(pair, default),
         )
         for pair in load_catalog(catalog).pairs.values()

@@ -10,7 +10,7 @@ from homespec.errors import HomespecError, IncompatiblePairError
 from homespec.models import sources
 from homespec.models.catalog import Pair
 from homespec.models.gguf_header import Header
-from homespec.models.pairs import missing_parts
+from homespec.models.pairs import with_drafts_here
 from homespec.models.text_model import require_text_model
 from homespec.models.tokenizer_check import check_tokenizers
 from homespec.planning import local_header, plan_for, request_for
@@ -25,10 +25,13 @@ def tune_pair(
     draft: Path | None,
     params: TuneParams | None = None,
     progress: Progress | None = None,
+    *,
+    load: LoadParams | None = None,
 ) -> Profile:
     """Measure a pair where the memory plan puts it, and keep the profile.
 
-    Raises as the engine's load, and as `homespec.tuning.tune.tune`.
+    load: how it is going to be loaded. Raises as the engine's load, and as
+    `homespec.tuning.tune.tune`.
     """
     header = _header(target)
     drafts = []
@@ -40,7 +43,7 @@ def tune_pair(
                 f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
                 hint="Choose a draft of the same model family, or tune the target alone.",
             )
-    plan = plan_for(header, drafts, request_for(LoadParams()))
+    plan = plan_for(header, drafts, request_for(load or LoadParams()))
     chosen = plan.load_options()
     placement = Placement(
         gpu_layers=chosen["gpu_layers"],
@@ -54,13 +57,12 @@ def tune_pair(
 def profile_of(pair: Pair) -> Profile:
     """The profile of a pair that is on this machine. Raises HomespecError where none holds."""
     reason = "it is not downloaded"
-    if not missing_parts(pair):
-        paths = [sources.locate(file.source) for file in (pair.target, pair.draft) if file]
-        target, draft = (*paths, None)[:2]
-        if target is not None:
-            profile, reason = load_profile(target, draft)
-            if profile is not None:
-                return profile
+    target, file = sources.locate(pair.target.source), with_drafts_here(pair).draft
+    if target is not None:
+        draft = sources.locate(file.source) if file else None  # None too where it had no room
+        profile, reason = load_profile(target, draft)
+        if profile is not None:
+            return profile
     raise HomespecError(
         f"There is no profile of {pair.name} that holds: {reason}.",
         hint="Measure it: homespec tune",

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from homespec.engine import Engine, LoadParams
 from homespec.llama.library import use_exact_kernels
-from homespec.models import sources
+from homespec.models import sources, transfer
 from homespec.models.catalog import load_catalog
 
+from tests.hub_server import HubServer
 from tests.tiny_gguf import write_tiny_gguf
 
 # A shell starts its background jobs deaf to Ctrl-C, and their children inherit that.
@@ -73,3 +74,27 @@ def tiny_engine(tiny: Path, tiny_draft: Path) -> Iterator[Engine]:
     """Tiny target and tiny draft."""
     with Engine(tiny, tiny_draft, LoadParams(n_ctx=256, threads=1)) as engine:
         yield engine
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub that huggingface_hub takes for the only one, with empty caches."""
+    from huggingface_hub import close_session, constants
+
+    with HubServer() as server:
+        # The same values that HF_ENDPOINT and the others set; those are read only once a process.
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+        monkeypatch.setattr(transfer, "_FIRST_DELAY_SECONDS", 0.01)
+        for variable in ("HF_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        close_session()
+        yield server
+        close_session()

@@ -97,6 +97,8 @@ MISTAKES = {
     "missing": ("files:\n  f:\n    licence: own", 3, "files.f: source is missing", ""),
     "bad source": ("files:\n  f:\n    source: ftp:x/y", 3, "files.f.source: ", "hf:user/repo"),
     "traversal": ("files:\n  f:\n    source: hf:a/b@main/../../x", 3, "files.f.source: ", ""),
+    "bad address": ("files:\n  f:\n    source: 'https://[x/y'", 3, "files.f.source: ", "https:"),
+    "nobody": ("files:\n  f:\n    source: ~no-such-user/x", 3, "files.f.source: ", ""),
     "bad sha256": ("files:\n  f:\n    source: a\n    sha256: abc", 4, "files.f.sha256: ", ""),
     "zero size": ("files:\n  f: {source: a, size_bytes: 0}", 2, "files.f.size_bytes: ", ""),
     "text size": ("files:\n  f: {source: a, size_bytes: big}", 2, "files.f.size_bytes: ", ""),

@@ -118,6 +118,24 @@ def test_a_refusal_says_what_would_fit(starter: Path, capsys: pytest.CaptureFixt
     assert not check(starter, request=PlanRequest(n_ctx=2 * n_ctx), machine=where).usable
 
 
+def test_words_of_a_header_are_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    pieces = list(tokenizer_metadata(300)["tokenizer.ggml.tokens"])
+    names = {"general.name": "x [/b] :dog: [bold]y[/bold]"}
+    target = write_tiny_gguf(tmp_path / "[i]t.gguf", metadata=names)
+    pieces[200] = "[/INST]"
+    draft = write_tiny_gguf(
+        tmp_path / "[b]d.gguf", metadata={**names, "tokenizer.ggml.tokens": pieces}
+    )
+    print_report(check(target, draft, PlanRequest(n_ctx=256), machine=small(8, 6)))
+    shown = capsys.readouterr().out
+    assert shown.count(names["general.name"]) == 3  # two models, and the verdict on the draft
+    assert "[/INST]" in shown
+    assert "[b]d.gguf in RAM" in shown
+
+
 def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
     bert = write_tiny_gguf(tmp_path / "bert.gguf", architecture="bert")
     done = homespec(bert)

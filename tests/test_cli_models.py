@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
+from homespec import setup
 from homespec.errors import UsageError
 from homespec.models.catalog import ModelFile, Pair
 from homespec.models.default_pair import default_path, load_default, store_default
@@ -178,6 +180,41 @@ def test_remove_asks_and_keeps_what_is_used_elsewhere(home: Home) -> None:
     assert (home.folder / "tiny.gguf").exists()
 
 
+def test_remove_leaves_what_others_draft_with(home: Home) -> None:
+    with (home.folder / "models.yaml").open("a") as catalog:
+        catalog.write("  upper-pair: {target: other, drafts: [small]}\n")
+    for name in ("small-pair", "other"):
+        assert home.run("pull", name).returncode == 0
+    kept = home.run("remove", "small", "--yes")
+    assert kept.returncode == 0
+    assert kept.stderr.split("\n")[:-1] == ["small stays: upper-pair uses it."]
+    assert home.path("small") is not None
+    assert "small stays" in home.run("remove", "small-pair", "--yes").stderr
+    # A pair whose own target goes, or is not here, needs nothing more.
+    assert home.run("remove", "upper-pair", "--yes").returncode == 0
+    assert home.path("other") is None
+    assert home.run("remove", "small", "--yes").returncode == 0
+    assert home.path("small") is None
+
+
+def test_remove_leaves_what_the_default_drafts_with(home: Home) -> None:
+    for name in ("small-pair", "other"):
+        assert home.run("pull", name).returncode == 0
+    state = home.folder / "state" / "homespec"
+    state.mkdir(parents=True)
+    files = {"other": "other/other-F16.gguf", "small": "small/small-Q4_K_M.gguf"}
+    target, draft = (
+        {"name": name, "source": f"hf:user/{name}@main/{path.split('/')[1]}"}
+        | {"size_bytes": None, "sha256": None}
+        for name, path in files.items()
+    )
+    stored = {"version": 1, "name": "mine", "target": target, "drafts": [draft]}
+    (state / "default.json").write_text(json.dumps(stored))
+    assert "small stays: mine uses it" in home.run("remove", "small-pair", "--yes").stderr
+    assert home.path("small") is not None
+    assert home.default["name"] == "mine"
+
+
 def test_an_interrupted_pull_goes_on_where_it_stopped(home: Home) -> None:
     home.small.faults.bytes_per_second = 150_000
     with home.start("pull", "small-pair") as child:
@@ -220,6 +257,31 @@ def test_an_unfinished_download_is_removed_with_its_bytes(home: Home) -> None:
     assert not parts[0].exists()
 
 
+def test_an_unfinished_download_without_a_digest_is_seen_and_removed(home: Home) -> None:
+    helper = home.hub.files["user/helper", HELPER]
+    helper.faults.bytes_per_second = 150_000
+    with home.start("pull", "helper") as child:
+        deadline = time.monotonic() + 30
+        while _unfinished_bytes(home) < 100_000 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        child.kill()
+    held = _unfinished_bytes(home)
+    assert held >= 100_000
+    with (home.folder / "models.yaml").open("a") as catalog:
+        catalog.write("  helper-pair: {target: helper}\n")
+    listed = {entry["name"]: entry for entry in json.loads(home.run("models", "--json").stdout)}
+    assert listed["helper-pair"]["downloaded"] == "partly"
+    assert listed["other-pair"]["downloaded"] == "partly"
+    removed = home.run("remove", "helper", "--yes")
+    assert removed.returncode == 0
+    assert "kB freed" in removed.stderr
+    assert _unfinished_bytes(home) == 0
+    assert "Nothing of helper" in home.run("remove", "helper", "--yes").stderr
+    helper.faults.bytes_per_second = None
+    assert home.run("pull", "helper").returncode == 0
+    assert not list((home.folder / "hf").rglob("*.incomplete*"))
+
+
 def test_the_list_says_what_fits_and_what_is_here(home: Home) -> None:
     home.run("pull", "small")
     listed = json.loads(home.run("models", "--json").stdout)
@@ -255,8 +317,13 @@ def test_the_list_says_what_fits_and_what_is_here(home: Home) -> None:
         (["generate", "-hf", "small", "hi"], 2, "user/repo:QUANT"),
         (["generate", "-m", "small-pair", "--offline", "hi"], 4, "offline mode"),
         (["doctor", "-m", "small-pear"], 2, "small-pair"),
+        (["generate", "-m", "~no-such-user/x.gguf", "hi"], 2, "no home folder"),
+        (["generate", "-m", "x" * 300, "hi"], 2, "no pair"),
+        (["generate", "-m", f"./{'x' * 300}.gguf", "hi"], 2, "no file"),
+        (["pull", "https://[x/y.gguf"], 2, "no file on a web server"),
+        (["pull", f"https://host/{'x' * 250}.gguf"], 2, "no file on a web server"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )
 def test_a_mistake_is_one_sentence(home: Home, args: list[str], code: int, words: str) -> None:
     done = home.run(*args)
@@ -331,6 +398,45 @@ def test_a_default_needs_no_catalogue(tmp_path: Path, monkeypatch: pytest.Monkey
             find_pair()
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["generate", "-m", "small-pair", "hi"],
+        ["chat", "small-pair", "-p", "hi"],
+        ["serve", "small-pair", "--port", "0"],
+        ["batch", "small-pair", "-i", "models.yaml", "-o", "answers.jsonl"],
+    ],
+    ids=lambda args: args[0],
+)
+def test_nothing_is_fetched_of_what_does_not_fit(home: Home, args: list[str]) -> None:
+    done = home.run(*args, "--reserve", "900000G")
+    assert done.returncode == 3, done.stderr
+    assert "does not fit" in done.stderr or "needs" in done.stderr
+    assert home.path("small-pair") is None
+    assert not list((home.folder / "hf").rglob("*.incomplete"))
+
+
+def test_a_draft_that_does_not_suit_costs_no_download(home: Home) -> None:
+    done = home.run("generate", "-m", "small", "-md", "foreign", "hi")
+    assert done.returncode == 3
+    assert "cannot draft for" in done.stderr
+    assert home.path("small") is None
+
+
+def test_where_no_draft_is_to_draft_none_is_fetched(home: Home) -> None:
+    short = ["-n", 4, "--temp", 0]
+    whole = home.run("generate", "-m", "tiny.gguf", "-q", *short, "Hello")
+    for kind in ("ngram", "none"):
+        done = home.run("generate", "-m", "odd-pair", "--spec-type", kind, "-q", *short, "Hello")
+        assert (done.returncode, done.stdout) == (0, whole.stdout), done.stderr
+    talked = home.run("chat", "odd-pair", "--spec-type", "ngram", *short, stdin="Hello")
+    assert (talked.returncode, talked.stdout) == (0, whole.stdout), talked.stderr
+    assert home.path("foreign") is None
+    shown = home.run("generate", "-m", "odd-pair", "--spec-type", "none", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert "drafts from nothing" in shown.stdout
+
+
 # --- setup --------------------------------------------------------------------------------------
 
 
@@ -365,6 +471,40 @@ def test_setup_ends_with_a_tried_default(home: Home) -> None:
     removed = home.run("remove", "small-pair", "--yes")
     assert "It was the default" in removed.stderr
     assert home.default is None
+
+
+def test_the_default_keeps_the_context_it_was_set_up_with(home: Home) -> None:
+    done = home.run("setup", "tiny.gguf", "-c", 400, "--yes", "--no-tune")
+    assert done.returncode == 0, done.stderr
+    assert home.default["n_ctx"] == 400
+    assert "Context 400," in home.run("generate", "--dry-run").stdout
+    assert "Context 64," in home.run("generate", "--dry-run", "-c", 64).stdout
+    assert "Context 256," in home.run("generate", "--dry-run", HOMESPEC_CTX_SIZE="256").stdout
+    checked = json.loads(home.run("check", "--json").stdout)
+    assert checked["plan"]["target"]["n_ctx"] == 400
+    del (stored := home.default)["n_ctx"]  # as an older homespec stored it
+    (home.folder / "state" / "homespec" / "default.json").write_text(json.dumps(stored))
+    assert "Context 4096," in home.run("generate", "--dry-run").stdout
+
+
+def test_tuning_within_setup_plans_for_the_context_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    class Quiet(setup.Guide):
+        def note(self, text: str) -> None:
+            pass
+
+        def working(self, text: str) -> None:
+            pass
+
+        def measuring(self) -> AbstractContextManager[Any]:
+            return nullcontext(lambda *_: None)
+
+    asked: list[Any] = []
+    monkeypatch.setattr(setup, "tune_pair", lambda *_, load, progress: asked.append(load))
+    monkeypatch.setattr(setup, "load_profile", lambda *_: (None, ""))
+    setup._tune(tiny, None, 1024, Quiet())
+    assert [load.n_ctx for load in asked] == [1024]
 
 
 def test_setup_asks_after_showing_the_plan(home: Home) -> None:

@@ -22,6 +22,7 @@ from homespec.errors import DiskError, HomespecError, ModelError, NetworkError, 
 from homespec.models import quants, sources, transfer, wheels
 from homespec.models.catalog import load_catalog
 from homespec.models.files import verify
+from homespec.models.hub_cache import blob_sha256
 from homespec.models.references import (
     HubFile,
     LocalFile,
@@ -40,30 +41,6 @@ TOP = Path(__file__).parent.parent
 def random_file(path: Path, size: int, seed: int = 0) -> Path:
     path.write_bytes(random.Random(seed).randbytes(size))
     return path
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """A hub that huggingface_hub takes for the only one, with empty caches."""
-    from huggingface_hub import close_session, constants
-
-    with HubServer() as server:
-        # The same values that HF_ENDPOINT and the others set; those are read only once a process.
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
-        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
-        monkeypatch.setattr(transfer, "_FIRST_DELAY_SECONDS", 0.01)
-        for variable in ("HF_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-            monkeypatch.delenv(variable, raising=False)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        close_session()
-        yield server
-        close_session()
 
 
 @pytest.fixture
@@ -141,6 +118,11 @@ def test_bare_paths_and_missing_revisions() -> None:
         "https://host/..",
         "https://host/%2e%2e",
         "https://host/",
+        "https://[x/y.gguf",
+        "https://host:port]/y.gguf",
+        f"https://host/{'x' * 250}.gguf",
+        f"hf:user/repo@main/{'x' * 250}.gguf",
+        "~nobody-has-this-name/m.gguf",
         "a\0b",
     ],
 )
@@ -244,6 +226,38 @@ def test_split_models_come_whole(hub: HubServer, tmp_path: Path) -> None:
     assert sources.locate(source) is None
 
 
+def test_all_shards_come_from_one_revision(hub: HubServer, tmp_path: Path) -> None:
+    """An older revision has the first file, pinned, and the newer one the rest of it."""
+    names = [f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    files = [random_file(tmp_path / name, 10_000 + i, seed=i) for i, name in enumerate(names)]
+    old, new = "a" * 40, "b" * 40
+    first = hub.add(REPO, names[0], files[0], commit=old)
+    with pytest.raises(UsageError, match="no such file"):
+        sources.fetch(HubFile(REPO, old, names[0]))
+    hub.add(REPO, names[1], files[1], commit=new)
+    source = HubFile(REPO, new, names[0], first.size, first.sha256)
+    path = sources.fetch(source)
+    assert path.parent.name == new
+    assert [path.with_name(name).read_bytes() for name in names] == [f.read_bytes() for f in files]
+    assert sources.locate(source) == path
+    assert first.bytes_sent == first.size  # its content was here
+
+
+def test_a_branch_that_moves_between_shards_gives_one_revision(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    names = [f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for i, name in enumerate(names):
+        hub.add(REPO, name, random_file(tmp_path / name, 10_000 + i, seed=i), commit="a" * 40)
+
+    def move(name: str, done: int, total: int | None) -> None:
+        if name == names[1]:
+            hub.commits[REPO] = "b" * 40
+
+    path = sources.fetch(HubFile(REPO, "main", names[0]), progress=move)
+    assert all(path.with_name(name).is_file() for name in names)
+
+
 def test_small_files_without_large_file_storage_come_too(hub: HubServer, tmp_path: Path) -> None:
     served = hub.add(REPO, "small.gguf", random_file(tmp_path / "small", 1000), lfs=False)
     assert sources.fetch(source_of(served)).read_bytes() == served.path.read_bytes()
@@ -259,6 +273,53 @@ def test_remove_deletes_what_no_other_revision_uses(
     assert sources.locate(source) is None
     assert not blob.exists()
     assert list((tmp_path / "cache" / "homespec" / "verified").iterdir()) == []
+
+
+def test_remove_leaves_what_repositories_share(served: ServedFile, tmp_path: Path) -> None:
+    """huggingface_hub 1 keeps contents of Xet storage once for all, and links blobs to them."""
+    from huggingface_hub import scan_cache_dir
+
+    source = source_of(served)
+    path = sources.fetch(source)
+    blob = path.parent / os.readlink(path)
+    store = tmp_path / "hf" / "hub" / "blobs"
+    payload = store / "ab" / ("ab" * 32)
+    payload.parent.mkdir(parents=True)
+    (store / ".huggingface-shared-blobs").write_text("1\n")
+    blob.rename(payload)
+    blob.symlink_to(os.path.relpath(payload, blob.parent.resolve()))
+    assert not scan_cache_dir(tmp_path / "hf" / "hub").warnings
+    assert blob_sha256(path) == served.sha256
+    assert sources.locate(replace(pinned(served), revision="f" * 40)) == path
+    assert sources.removable_bytes(source) < 1000
+    assert sources.remove(source) is True
+    assert sources.locate(source) is None
+    assert not blob.is_symlink()
+    assert payload.read_bytes() == served.path.read_bytes()
+
+
+def test_remove_leaves_a_blob_that_another_revision_links_to(
+    hub: HubServer, served: ServedFile
+) -> None:
+    first = sources.fetch(source_of(served))
+    hub.commits[REPO] = "d" * 40
+    second = sources.fetch(source_of(served, revision="d" * 40))
+    assert sources.remove(source_of(served, revision="d" * 40)) is True
+    assert not second.exists()
+    assert first.read_bytes() == served.path.read_bytes()
+
+
+def test_a_cache_that_cannot_be_written_is_a_plain_sentence(
+    served: ServedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources.fetch(source_of(served))
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # root may write everywhere
+    with pytest.raises(DiskError, match="cannot be written"):
+        sources.remove(source_of(served))
 
 
 # --- the hub: interruptions ---------------------------------------------------------------------
@@ -318,6 +379,26 @@ def test_the_disk_is_checked_before_the_first_byte(served: ServedFile) -> None:
     with pytest.raises(DiskError, match="are free"):
         sources.require_room([replace(source_of(served), size_bytes=free + 10**12)])
     assert served.bytes_sent == 0
+
+
+@pytest.mark.parametrize("kind", ["pinned", "sized", "web"])
+def test_bytes_that_have_come_need_no_room(
+    hub: HubServer, served: ServedFile, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {
+        "pinned": pinned(served),
+        "sized": replace(source_of(served), size_bytes=served.size),
+        "web": web(hub, served, size_bytes=served.size),
+    }[kind]
+    served.faults.cut_after = 2_500_000
+    monkeypatch.setattr(transfer, "_TRIES", 1)
+    with pytest.raises(NetworkError, match="was cut"):
+        sources.fetch(source)
+    usage = shutil.disk_usage("/")._replace(free=(64 << 20) + 600_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    sources.require_room([source])
+    with pytest.raises(DiskError):
+        sources.require_room([replace(source, size_bytes=4_000_000)])
 
 
 # --- the hub: refusals --------------------------------------------------------------------------
@@ -494,6 +575,25 @@ def test_choosing_without_a_hub() -> None:
             quants.parse_reference(wrong)
 
 
+@pytest.mark.parametrize(
+    ("commit", "name"),
+    [
+        ("../../x", "x-Q4_K_M.gguf"),
+        ("c0ffee", "x-Q4_K_M.gguf"),
+        ("c0ffee" + 34 * "0", "../../x-Q4_K_M.gguf"),
+        ("c0ffee" + 34 * "0", "/x-Q4_K_M.gguf"),
+        ("c0ffee" + 34 * "0", "a\\..\\x-Q4_K_M.gguf"),
+        ("c0ffee" + 34 * "0", f"{'x' * 300}-Q4_K_M.gguf"),
+    ],
+)
+def test_names_of_a_hostile_hub_become_no_paths(
+    hub: HubServer, tmp_path: Path, commit: str, name: str
+) -> None:
+    hub.add(REPO, name, random_file(tmp_path / "served", 1000), commit=commit)
+    with pytest.raises(NetworkError, match="does not answer as a hub"):
+        sources.resolve_hf(REPO)
+
+
 # --- reading parts of a remote file -------------------------------------------------------------
 
 
@@ -561,6 +661,24 @@ def test_a_web_file_that_changes_while_cut_starts_afresh(
 
     path = sources.fetch(web(hub, served), progress=replace_it)
     assert path.read_bytes() == (tmp_path / "newer").read_bytes()
+
+
+@pytest.mark.parametrize("folder", ["", "x-00001-of-00002.gguf/"])
+@pytest.mark.parametrize("query", ["", "?name=m-00001-of-00002.gguf"])
+def test_a_split_model_of_a_web_server_lies_in_one_folder(
+    hub: HubServer, tmp_path: Path, folder: str, query: str
+) -> None:
+    names = [f"my model-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for i, name in enumerate(names):
+        hub.add(REPO, folder + name, random_file(tmp_path / f"part{i}", 1000 + i, seed=i))
+    written = f"{folder}{names[0]}".replace(" ", "%20")
+    source = parse_source(f"{hub.url}/lfs/{REPO}/{written}{query}")
+    path = sources.fetch(source)
+    assert [len(path.with_name(name).read_bytes()) for name in names] == [1000, 1001]
+    assert sources.locate(source) == path
+    assert sources.removable_bytes(source) == 2001
+    assert sources.remove(source) is True
+    assert not path.with_name(names[1]).exists()
 
 
 def test_a_pinned_web_file_is_verified(hub: HubServer, served: ServedFile) -> None:

@@ -17,13 +17,13 @@ from homespec.batch.source import Source, survey
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
 from homespec.cli.batch_progress import progress, stop_in_steps
+from homespec.cli.files import fetch_named
 from homespec.cli.sizes import reserve_option
 from homespec.cluster import ClusterRunner
-from homespec.console import load_bars, print_note
+from homespec.console import print_note
 from homespec.errors import UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams
-from homespec.loading import LoadParams
-from homespec.scheduling.engine import MAX_PARALLEL, ParallelEngine, load_parallel
+from homespec.scheduling.engine import MAX_PARALLEL, ParallelEngine
 from homespec.scheduling.parallel import COUNTS
 
 _FILE = click.Path(path_type=Path)
@@ -220,14 +220,8 @@ def load_engine(
     models: dict[str, Any], load: dict[str, Any], parallel: int | None, most: int = COUNTS[-1]
 ) -> ParallelEngine:
     """The model for many rows at once; bars while it is fetched."""
-    with load_bars() as bars:
-        return load_parallel(
-            **models,
-            download_progress=bars.download,
-            load=LoadParams(**load),
-            parallel=parallel,
-            most=most,
-        )
+    target, _, params = fetch_named(models, load, "ngram")
+    return ParallelEngine(target, params, parallel=parallel, most=most)
 
 
 def _run(run: BatchRun, *, drop: bool, quiet: bool) -> Summary:

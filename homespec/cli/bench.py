@@ -25,12 +25,12 @@ from homespec.bench.runner import BenchParams, run
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
 from homespec.cli.bench_tables import print_comparison, print_notes, print_result
+from homespec.cli.files import fetch_named
 from homespec.cli.measuring import measuring
-from homespec.console import load_bars, print_note
+from homespec.console import print_note
 from homespec.decoding.sampling import SamplingParams
-from homespec.engine import Engine, LoadParams
+from homespec.engine import Engine
 from homespec.errors import UsageError
-from homespec.models.pairs import fetch_pair, find_pair
 
 QUICK_PROMPTS, QUICK_TOKENS = 3, 40  # of each category, of each answer
 TOKENS = 128
@@ -138,12 +138,9 @@ def _measure(pair: str | None, flags: dict[str, Any]) -> BenchResult:
     named, key = flags.pop("against_model"), flags.pop("against_key")
     peer = Peer(url, named, key) if url else None
     try:
-        with load_bars() as bars:
-            files = fetch_pair(
-                find_pair(**models), progress=bars.download, offline=models["offline"]
-            )
+        target, draft, load = fetch_named(models, options.load_params(flags))
         began = time.perf_counter()
-        with Engine(*files, LoadParams(**options.load_params(flags))) as engine:
+        with Engine(target, draft, load) as engine:
             load_seconds = time.perf_counter() - began
             with measuring() as progress:
                 return run(

@@ -9,14 +9,14 @@ from homespec.bench.compare import Comparison
 from homespec.bench.records import PARTS, BenchResult
 from homespec.bench.statistics import Ratio
 from homespec.bench.summary import ALL, Figures, summarize, verdicts
-from homespec.console import human_bytes, print_note, printable
+from homespec.console import human_bytes, plain_console, print_note, printable
 
 _POSITIONS = 8  # fit a terminal; the report and the JSON have all
 
 
 def print_result(result: BenchResult) -> None:
     """Tables on stdout, the verdict last."""
-    console = Console(highlight=False)
+    console = plain_console()
     figures = summarize(result)
     overall = [one for one in figures if one.category == ALL]
     console.print(_speed_table(result, overall))
@@ -27,7 +27,7 @@ def print_result(result: BenchResult) -> None:
         _titled(console, "Decoding, tokens/s", _category_table(result, figures))
     _line(console, _cold_start(result))
     for text in verdicts(result):
-        console.print(printable(text), style="bold", markup=False, soft_wrap=True)
+        console.print(printable(text), style="bold", soft_wrap=True)
 
 
 def print_notes(result: BenchResult) -> None:
@@ -133,7 +133,7 @@ def _ratio(ratio: Ratio | None) -> str:
 
 def print_comparison(comparison: Comparison) -> None:
     """Two results beside each other on stdout."""
-    console = Console(highlight=False)
+    console = plain_console()
     table = _table("arm", "A decode", "B decode", "A answer", "B answer", "decode B / A")
     for one in comparison.arms:
         table.add_row(
@@ -149,7 +149,7 @@ def print_comparison(comparison: Comparison) -> None:
             differing.add_row(*(printable(str(text)) for text in (name, a, b)))
         console.print(differing)
     for text in comparison.verdicts:
-        console.print(printable(text), style="bold", markup=False, soft_wrap=True)
+        console.print(printable(text), style="bold", soft_wrap=True)
     for text in comparison.warnings:
         print_note(text)
 

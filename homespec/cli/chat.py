@@ -22,10 +22,10 @@ from homespec.cli.app import INTERRUPTED
 from homespec.cli.chat_input import LineEditor, PlainLines, piped_message
 from homespec.cli.chat_loop import Loop
 from homespec.cli.chat_view import PipeView, TerminalView, View, is_plain_terminal
+from homespec.cli.files import fetch_named
 from homespec.cli.sizes import reserve_option
-from homespec.console import load_bars
 from homespec.decoding.types import FinishReason
-from homespec.engine import load
+from homespec.engine import Engine
 from homespec.errors import UsageError
 from homespec.generation import GenerateParams
 
@@ -67,7 +67,8 @@ def command(pair: str | None, **flags: Any) -> None:
             raise UsageError("PAIR and -m or -hf both name a model.", hint="Give one of them.")
         flags["model"] = pair
     models = options.model_references(flags)
-    loading = models | options.load_params(flags) | {"reserve_bytes": flags.pop("reserve_bytes")}
+    load = options.load_params(flags) | {"reserve_bytes": flags.pop("reserve_bytes")}
+    loading = (models, load, flags["spec_type"])
     system_file = flags.pop("system_prompt_file")
     system = flags.pop("system") or (options.read_text(system_file) if system_file else None)
     url, key = flags.pop("url"), flags.pop("api_key")
@@ -98,15 +99,16 @@ def command(pair: str | None, **flags: Any) -> None:
 
 
 @contextmanager
-def _engine(url: str | None, key: str | None, loading: dict[str, Any]) -> Iterator[ChatEngine]:
-    """A server's model, or one that is loaded here."""
+def _engine(
+    url: str | None, key: str | None, loading: tuple[dict[str, Any], dict[str, Any], str]
+) -> Iterator[ChatEngine]:
+    """A server's model, or one that is loaded here: `loading` as `fetch_named` takes it."""
     if url:
         with RemoteEngine(url, key) as remote:
             yield remote
         return
-    with load_bars() as bars:
-        engine = load(download_progress=bars.download, **loading)
-    with engine:
+    target, draft, params = fetch_named(*loading)
+    with Engine(target, draft, params) as engine:
         yield LocalEngine(engine)
 
 

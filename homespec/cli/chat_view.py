@@ -8,13 +8,12 @@ import sys
 import time
 from typing import Protocol
 
-from rich.console import Console
 from rich.text import Text
 
 from homespec.chat.settings import Settings
 from homespec.chat.types import Answer, Figures, Piece
 from homespec.cli.chat_markdown import MarkdownStream
-from homespec.console import printable, stderr
+from homespec.console import plain_console, printable, stderr
 
 _CLIPBOARD_BYTES = 74_994  # xterm and others take no more in one sequence
 
@@ -97,7 +96,7 @@ class TerminalView:
 
     def __init__(self, *, show_accepted: bool = False, markdown: bool = True) -> None:
         """show_accepted: tint the tokens that were drafted; Markdown is not rendered then."""
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = plain_console(soft_wrap=True)
         self._tint = show_accepted
         self._markdown = None if show_accepted or not markdown else MarkdownStream(self._console)
         self._waiting = False

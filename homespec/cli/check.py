@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import click
 
-from homespec.checking import check
+from homespec.checking import check_pair
 from homespec.cli import options
 from homespec.cli.catalog_options import catalog_options
 from homespec.cli.sizes import reserve_option
 from homespec.cli.tables import print_report
 from homespec.console import load_bars
-from homespec.engine import STRICT_EXACT, LoadParams
-from homespec.planning import request_for
+from homespec.fetching import params_for, plan_request
+from homespec.models.catalog import load_catalog
+from homespec.models.pairs import find_pair
 
 REFUSED = 3
 
@@ -32,15 +32,13 @@ def command(target: str | None, draft: str | None, **flags: Any) -> None:
     Both are files, names of the catalogue, sources or user/repo[:QUANT]. Only headers are read,
     on the hub by ranges, so the answer comes before any download. Exit code 0: usable, 3: not.
     """
-    where = {"catalog": flags.pop("catalog"), "offline": flags.pop("offline")}
-    reserve_bytes, as_json = flags.pop("reserve_bytes"), flags.pop("as_json")
-    params = LoadParams(**options.load_params(flags))
-    if params.strict_exact:
-        params = replace(params, **STRICT_EXACT)
-    request = request_for(params, reserve_bytes=reserve_bytes)
+    catalog, offline = flags["catalog"], flags["offline"]
+    pair = find_pair(target, draft, catalog=catalog, offline=offline)
+    settings = options.load_params(flags) | {"reserve_bytes": flags["reserve_bytes"]}
+    request, known = plan_request(params_for(pair, settings)), load_catalog(catalog)
     with load_bars() as bars:
-        report = check(target, draft, request, progress=bars.download, **where)
-    if as_json:
+        report = check_pair(pair, request, known, offline=offline, progress=bars.download)
+    if flags["as_json"]:
         options.print_json(report.as_dict())
     else:
         print_report(report)

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from homespec.checking import check
+from homespec.checking import check_pair
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
+from homespec.cli.files import fetch_named, named_pair
 from homespec.cli.signals import stop_on_signal
 from homespec.cli.sizes import reserve_option
 from homespec.cli.tables import print_report
 from homespec.console import AnswerWriter, figures, load_bars, stderr
 from homespec.decoding.types import FinishReason
-from homespec.engine import Engine, LoadParams, load
+from homespec.engine import Engine
 from homespec.errors import RefusedError, UsageError
+from homespec.fetching import params_for, plan_request
 from homespec.generation import Generation
 from homespec.llama.context import Context
-from homespec.planning import request_for
+from homespec.models.catalog import load_catalog
 
 
 @click.command("generate")
@@ -60,7 +63,7 @@ def command(prompt: str | None, **flags: Any) -> None:
     load_settings = options.load_params(flags)
     load_settings["reserve_bytes"] = flags.pop("reserve_bytes")
     if flags.pop("dry_run"):
-        click.get_current_context().exit(_dry_run(models, load_settings))
+        click.get_current_context().exit(_dry_run(models, load_settings, flags["spec_type"]))
     text = _prompt(prompt, flags)
     system_file = flags.pop("system_prompt_file")
     system = flags.pop("system") or (options.read_text(system_file) if system_file else None)
@@ -68,7 +71,8 @@ def command(prompt: str | None, **flags: Any) -> None:
     n_predict = flags.pop("n_predict")
     if n_predict == 0:
         raise UsageError("-n 0 asks for no tokens.", hint="Use -1 for no limit.")
-    with _load(models | load_settings) as engine:
+    target, draft, params = fetch_named(models, load_settings, flags["spec_type"])
+    with Engine(target, draft, params) as engine:
         generation = engine.stream(
             text,
             system=system,
@@ -100,18 +104,17 @@ def _prompt(argument: str | None, flags: dict[str, Any]) -> str:
         raise UsageError("Standard input is not UTF-8 text.") from exc
 
 
-def _dry_run(models: dict[str, Any], settings: dict[str, Any]) -> int:
+def _dry_run(models: dict[str, Any], settings: dict[str, Any], spec_type: str) -> int:
     """Print what would be loaded where; 0 where it fits."""
-    request = request_for(LoadParams(**settings), reserve_bytes=settings["reserve_bytes"])
+    pair = named_pair(models, spec_type)
+    request = plan_request(params_for(pair, settings))
+    if spec_type in ("ngram", "none"):
+        request = replace(request, drafting=spec_type)
+    known, offline = load_catalog(models["catalog"]), models["offline"]
     with load_bars() as bars:
-        report = check(**models, request=request, progress=bars.download)
+        report = check_pair(pair, request, known, offline=offline, progress=bars.download)
     print_report(report)
     return 0 if report.usable else RefusedError.exit_code
-
-
-def _load(settings: dict[str, Any]) -> Engine:
-    with load_bars() as bars:
-        return load(download_progress=bars.download, **settings)
 
 
 def _run(generation: Generation, context: Context, shown: dict[str, bool]) -> bool:

@@ -22,7 +22,7 @@ def measuring() -> Iterator[Tell]:
 @contextmanager
 def _progress() -> Iterator[Tell]:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),

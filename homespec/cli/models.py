@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from homespec.cli import options
 from homespec.cli.catalog_options import catalog_option
-from homespec.console import printable
+from homespec.console import plain_console, printable
 from homespec.models.files import human
 from homespec.shelf import Entry, list_pairs
 
@@ -37,9 +36,9 @@ def command(catalog: Path | None, as_json: bool) -> None:
 
 
 def _print(entries: list[Entry]) -> None:
-    console = Console(highlight=False)
+    console = plain_console()
     if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDE)
+        console = plain_console(width=_WIDE)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "target", "draft", "size", "licence", "fits", "here", "seen"):
         table.add_column(

@@ -82,10 +82,9 @@ load_options = _together(
         "-c",
         "--ctx-size",
         type=click.IntRange(0),
-        default=4096,
-        show_default=True,
         envvar=["HOMESPEC_CTX_SIZE", "LLAMA_ARG_CTX_SIZE"],
-        help="Context in tokens; 0 for what the model was trained for.",
+        help="Context in tokens; 0 for what the model was trained for (default: what the default "
+        "pair was set up with, 4096 for others).",
     ),
     click.option(
         "-t",
@@ -235,14 +234,14 @@ def model_references(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_params(flags: dict[str, Any]) -> dict[str, Any]:
-    """The fields of LoadParams, taken out of the flags."""
+    """The fields of LoadParams, taken out of the flags; n_ctx only where -c is given."""
 
     def names(key: str) -> tuple[str, ...] | None:
         text = flags.pop(key)
         return tuple(part.strip() for part in text.split(",")) if text else None
 
-    return {
-        "n_ctx": flags.pop("ctx_size"),
+    n_ctx = flags.pop("ctx_size")
+    return ({} if n_ctx is None else {"n_ctx": n_ctx}) | {
         "threads": flags.pop("threads"),
         "threads_batch": flags.pop("threads_batch"),
         "gpu_layers": flags.pop("n_gpu_layers"),

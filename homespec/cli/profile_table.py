@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from homespec.console import human_bytes, printable
+from homespec.console import human_bytes, plain_console, printable
 from homespec.tuning.cost import CostCurve
 from homespec.tuning.profile import Profile, Switches, VariantResult, WidthPromise
 
@@ -14,9 +14,9 @@ _WIDE = 200  # into a pipe: a line stays a line
 
 def print_profile(profile: Profile) -> None:
     """What was measured, and what follows from it, on stdout."""
-    console = Console(highlight=False)
+    console = plain_console()
     if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDE)
+        console = plain_console(width=_WIDE)
     _print_box(console, profile)
     _print_switches(console, profile)
     _print_cost(console, "A pass of the target", profile.target_cost)

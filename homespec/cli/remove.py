@@ -23,14 +23,16 @@ DECLINED = 1
 def command(name: str, yes: bool, catalog: Path | None, offline: bool) -> None:
     """Delete the downloaded files of a pair, an unfinished download included.
 
-    Copies of a draft that tuning made go with it. A draft that another downloaded pair uses stays.
+    Copies of a draft that tuning made go with it. What another downloaded pair uses stays,
+    and so does what huggingface_hub shares between repositories (hf cache prune frees that).
     Files of your own are never deleted.
     """
     pair, removal = plan_removal(name, catalog=catalog, offline=offline)
     for file, user in removal.kept:
         print_note(f"{file.name} stays: {user} uses it.")
     if not removal.files:
-        print_note(f"Nothing of {pair.name} is downloaded.")
+        if not removal.kept:
+            print_note(f"Nothing of {pair.name} is downloaded.")
         return
     names = " and ".join(file.source.name for file in removal.files)
     freed = human(removal.freed_bytes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ from homespec.api import Defaults
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
 from homespec.cli.batch import parallel_option
+from homespec.cli.files import fetch_named
 from homespec.cli.sizes import reserve_option
-from homespec.console import human_bytes, load_bars, print_note
+from homespec.console import human_bytes, print_note
 from homespec.errors import LibraryError, UsageError
 from homespec.generation import GenerateParams
-from homespec.loading import LoadParams
-from homespec.models.pairs import fetch_pair, find_pair
 from homespec.scheduling.engine import ParallelEngine
 from homespec.server.settings import Limits, MiB, ServerParams
 
@@ -205,16 +203,8 @@ def _loader(pair: str | None, flags: dict[str, Any]) -> tuple[Callable[[], Paral
         if models["target"] is not None:
             raise UsageError("PAIR and -m both name the target.", hint="Give one of them.")
         models["target"] = pair
-    found = find_pair(
-        models["target"], models["draft"], catalog=models["catalog"], offline=models["offline"]
-    )
-    if flags["spec_type"] != "auto":
-        found = replace(found, drafts=())
-    with load_bars() as bars:
-        target, draft = fetch_pair(found, progress=bars.download, offline=models["offline"])
-    settings = options.load_params(flags)
-    settings["reserve_bytes"] = flags["reserve_bytes"]
-    load = LoadParams(**settings)
+    settings = options.load_params(flags) | {"reserve_bytes": flags["reserve_bytes"]}
+    target, draft, load = fetch_named(models, settings, flags["spec_type"])
 
     def make() -> ParallelEngine:
         return ParallelEngine(

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
+from rich.text import Text
 
 from homespec.checking import Report
 from homespec.cli import options
@@ -87,7 +88,7 @@ class _Guide:
         """A spinner until the next thing happens; a line where stderr is no terminal."""
         self._stand_still()
         if stderr().is_terminal:
-            self._moving.enter_context(stderr().status(printable(text)))
+            self._moving.enter_context(stderr().status(Text(printable(text))))
         else:
             print_note(f"{text}.")
 

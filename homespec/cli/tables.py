@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from homespec.checking import DraftReport, Facts, Report
-from homespec.console import human_bytes, printable
+from homespec.console import human_bytes, plain_console, printable
 from homespec.models.memory_estimate import MemoryParts
 from homespec.models.memory_plan import ModelPlan, Plan
 from homespec.models.plan_words import would_fit
@@ -33,7 +33,7 @@ _DRAFTING = {"draft_model": "a draft model", "ngram": "n-grams of the text", "no
 
 def print_report(report: Report) -> None:
     """The findings of `homespec check` on stdout."""
-    console = Console(highlight=False)
+    console = plain_console()
     facts = _table("", "model", "architecture", "weights", "parameters", "size", "context")
     _add_facts(facts, "target", report.target)
     for draft in report.drafts:
@@ -52,7 +52,7 @@ def print_report(report: Report) -> None:
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """A memory plan: what each model takes where, what there is, and the verdict."""
-    console = console or Console(highlight=False)
+    console = console or plain_console()
     models = [plan.target, plan.draft] if plan.draft else [plan.target]
     taken = [
         (f"{role} in {place}", part)
@@ -112,7 +112,8 @@ def _print_compatibility(console: Console, draft: DraftReport) -> None:
     for test in found.tests:
         tests.add_row(test.name, _OUTCOMES[test.outcome], printable(test.reason))
     console.print(tests)
-    console.print(f"{draft.facts.name}: {_VERDICTS[found.verdict]}.", markup=False, soft_wrap=True)
+    verdict = f"{draft.facts.name}: {_VERDICTS[found.verdict]}."
+    console.print(printable(verdict), soft_wrap=True)
 
 
 def _add_facts(table: Table, role: str, facts: Facts) -> None:
@@ -120,7 +121,7 @@ def _add_facts(table: Table, role: str, facts: Facts) -> None:
         role,
         printable(facts.name),
         printable(facts.architecture),
-        facts.quantization,
+        printable(facts.quantization),
         f"{facts.parameters / 1e9:.2f} G",
         human_bytes(facts.size_bytes),
         f"{facts.context_length:,}",

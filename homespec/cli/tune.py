@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from homespec.cli import options
+from homespec.cli.files import fetch_named, named_pair
 from homespec.cli.measuring import measuring
 from homespec.cli.profile_table import print_profile
-from homespec.console import load_bars
 from homespec.errors import UsageError
-from homespec.models.pairs import fetch_pair, find_pair
 from homespec.tune import profile_of, tune_pair
 from homespec.tuning.plot import check_plot, draw
 from homespec.tuning.tune import TuneParams
@@ -51,17 +50,15 @@ def command(pair: str | None, **flags: Any) -> None:
     plot: Path | None = flags["plot"]
     if plot is not None:
         check_plot(plot)
-    meant = find_pair(**named)
     if flags["show"]:
-        profile = profile_of(meant)
+        profile = profile_of(named_pair(named))
     else:
-        with load_bars() as bars:
-            target, draft = fetch_pair(meant, progress=bars.download, offline=named["offline"])
+        target, draft, load = fetch_named(named, {})
         params = TuneParams(
             budget_seconds=flags["budget"], thorough=flags["thorough"], fresh=flags["fresh"]
         )
         with measuring() as tell:
-            profile = tune_pair(target, draft, params, tell)
+            profile = tune_pair(target, draft, params, tell, load=load)
     if flags["as_json"]:
         options.print_json(profile.as_dict())
     else:

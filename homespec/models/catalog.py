@@ -54,7 +54,10 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target with its drafts, the preferred one first; without drafts n-grams are used."""
+    """A target with its drafts, the preferred one first; without drafts n-grams are used.
+
+    n_ctx: the context in tokens that it was set up with, None where it was not.
+    """
 
     name: str
     target: ModelFile
@@ -64,6 +67,7 @@ class Pair:
     seen: bool = False
     evidence: str = ""
     notes: str = ""
+    n_ctx: int | None = None
 
     @property
     def draft(self) -> ModelFile | None:

@@ -40,13 +40,14 @@ def load_default() -> Pair | None:
 
 
 def store_default(pair: Pair) -> None:
-    """Make this pair, with its preferred draft, the default."""
+    """Make this pair, with its preferred draft and its context, the default."""
     path = default_path()
     value = {
         "version": _VERSION,
         "name": pair.name,
         "target": _as_dict(pair.target),
         "drafts": [_as_dict(pair.draft)] if pair.draft else [],
+        "n_ctx": pair.n_ctx,
     }
     with whole_file(path) as part:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,10 +62,18 @@ def forget_default() -> None:
         raise disk_error(exc, default_path()) from exc
 
 
-def _pair(*, version: int, name: str, target: dict[str, Any], drafts: list[Any]) -> Pair:
-    if version != _VERSION:
+def _pair(
+    *,
+    version: int,
+    name: str,
+    target: dict[str, Any],
+    drafts: list[Any],
+    n_ctx: int | None = None,
+) -> Pair:
+    if version != _VERSION or (n_ctx is not None and (type(n_ctx) is not int or n_ctx < 0)):
         raise ValueError("of another version")
-    return Pair(name, _file(**target), tuple(_file(**draft) for draft in drafts))
+    files = tuple(_file(**draft) for draft in drafts)
+    return Pair(name, _file(**target), files, n_ctx=n_ctx)
 
 
 def _file(*, name: str, source: str, size_bytes: int | None, sha256: str | None) -> ModelFile:

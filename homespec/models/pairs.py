@@ -19,7 +19,14 @@ from homespec.errors import NetworkError, UsageError
 from homespec.models import quants, sources
 from homespec.models.catalog import Catalog, ModelFile, Pair, load_catalog
 from homespec.models.default_pair import load_default
-from homespec.models.references import LocalFile, Progress, WheelMember, parse_source, shards
+from homespec.models.references import (
+    LocalFile,
+    Progress,
+    WheelMember,
+    expanded,
+    parse_source,
+    shards,
+)
 
 STARTER = "starter"
 Name = str | os.PathLike[str]
@@ -52,7 +59,7 @@ def _default(known: Catalog) -> Pair:
 def _find(name: Name, known: Catalog, offline: bool) -> Pair:
     text = os.fspath(name)
     if not isinstance(name, str) or _is_path(text):
-        source = LocalFile(Path(text).expanduser())
+        source = LocalFile(expanded(text))
         return Pair(text, ModelFile(source.name, source))
     reference = text.removeprefix("hf:")
     if quants.is_reference(reference) or (reference != text and reference.count("/") < 2):
@@ -68,7 +75,7 @@ def _find(name: Name, known: Catalog, offline: bool) -> Pair:
 
 def _is_path(text: str) -> bool:
     """A file that is there, or a name that could be nothing but a path."""
-    if Path(text).is_file() or text.startswith((".", "~", "/")):
+    if os.path.isfile(text) or text.startswith((".", "~", "/")):
         return True
     return ":" not in text and text.endswith(".gguf")
 
@@ -112,7 +119,13 @@ def local_path(
         return sources.locate(pair.target.source)
     if pair.draft is None:
         raise UsageError(f"{pair.name} has no draft.", hint="Leave out --draft for its target.")
-    return sources.locate(pair.draft.source)
+    return sources.locate(with_drafts_here(pair).drafts[0].source)
+
+
+def with_drafts_here(pair: Pair) -> Pair:
+    """The pair with those of its drafts that are on this machine; with all where none is."""
+    here = tuple(draft for draft in pair.drafts if sources.locate(draft.source))
+    return replace(pair, drafts=here) if here else pair
 
 
 def missing_parts(pair: Pair) -> list[sources.Source]:

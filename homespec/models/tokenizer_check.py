@@ -24,6 +24,7 @@ import numpy as np
 from gguf.constants import TokenType
 from numpy.typing import NDArray
 
+from homespec.errors import IncompatiblePairError
 from homespec.models.gguf_header import Header
 from homespec.models.gguf_parser import StringArray
 
@@ -89,6 +90,15 @@ def check_tokenizers(target: Header, draft: Header) -> Compatibility:
     if "fail" in outcomes:
         verdict = "incompatible"
     return Compatibility(verdict, tests, differing, _shared(*sides))
+
+
+def require_compatible(draft: str, target: str, found: Compatibility) -> None:
+    """Raise IncompatiblePairError, with both files' names, where the verdict is that."""
+    if found.verdict == "incompatible":
+        raise IncompatiblePairError(
+            f"{draft} cannot draft for {target}: {found.reason}.",
+            hint="Choose a draft of the same model family, or go without: --spec-type ngram.",
+        )
 
 
 class _Side:

@@ -20,7 +20,7 @@ from typing import TypeVar
 import httpx
 
 from homespec.disk import disk_error
-from homespec.errors import HomespecError, NetworkError
+from homespec.errors import HomespecError, NetworkError, NoRangesError
 from homespec.models.explain import explain, is_transient, retry_after
 from homespec.models.files import (
     PART,
@@ -312,7 +312,7 @@ class RemoteFile:
             response.raise_for_status()
             start, total = _extent(response)
             if start != offset or total is None or self._size not in (None, total):
-                raise NetworkError(
+                raise NoRangesError(
                     f"{response.url.host} does not give parts of {self._ask.subject}.",
                     hint="Its header cannot be read ahead; download the whole file.",
                 )

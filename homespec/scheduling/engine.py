@@ -12,13 +12,14 @@ from homespec.decoding.depth import PassCost
 from homespec.decoding.sampling import MAX_SEED, SamplingParams
 from homespec.drafters.adaptive import Priors
 from homespec.errors import PlanError, UsageError
+from homespec.fetching import fetch_planned, params_for
 from homespec.generation import GenerateParams
 from homespec.llama.context import Context
 from homespec.llama.devices import offload_devices
 from homespec.llama.sequences import SequenceCache
 from homespec.loading import LoadedTarget, LoadParams, LoadProgress, Prompt, check_files
 from homespec.models.memory_plan import Plan
-from homespec.models.pairs import fetch_pair, find_pair
+from homespec.models.pairs import find_pair
 from homespec.models.references import Progress
 from homespec.models.tokenizer_check import Compatibility
 from homespec.scheduling import parallel as counts
@@ -213,6 +214,7 @@ def load_parallel(
 
     options: of ParallelEngine: parallel, most, prompt_chunk, keep.
     """
-    pair = find_pair(target, None, catalog=catalog, offline=offline)
-    path, _ = fetch_pair(replace(pair, drafts=()), progress=download_progress, offline=offline)
+    pair = replace(find_pair(target, None, catalog=catalog, offline=offline), drafts=())
+    load = load or params_for(pair, {})
+    path, _ = fetch_planned(pair, load, progress=download_progress, offline=offline)
     return ParallelEngine(path, load, progress, **options)
