@@ -17,11 +17,11 @@ from typing import Any, TypeVar, cast
 from homespec import tuned
 from homespec.closing import Closing
 from homespec.drafters.adaptive import Learned, Priors
-from homespec.errors import LibraryError, UsageError
+from homespec.errors import HomespecError, LibraryError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, Closable, GenerateParams
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
-from homespec.llama.library import use_exact_kernels
+from homespec.llama.library import exact_kernels_possible, use_exact_kernels
 from homespec.llama.model import ALL_LAYERS, Model
 from homespec.llama.tokenizer import Tokenizer
 from homespec.models.catalog import load_catalog
@@ -35,7 +35,7 @@ from homespec.models.tokenizer_check import (
 )
 from homespec.planning import local_header, plan_for, request_for
 from homespec.tuning.invariance import require_invariant
-from homespec.tuning.profile import Profile, load_profile
+from homespec.tuning.profile import Profile
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +59,13 @@ class LoadParams:
     """Where and how the two models are loaded.
 
     n_ctx: context in tokens, 0 for what the target was trained for. devices: names, None for all.
-    Cache types and flash attention are the target's; the draft has its own. repack: let the CPU
-    keep the weights in its fastest layout. strict_exact: take the target settings under which its
-    logits are the same bits at every width of a pass, so that greedy text, and seeded text under
-    the match rule, is the very text of plain decoding. reserve_bytes: memory left to the rest of
-    the machine, None for the larger of 1 GiB and a tenth. tuned: take what `homespec tune` found
-    for this box and pair, for settings that are left at their defaults.
+    Cache types and flash attention are the target's; the draft has its own, and its own threads: 0
+    for as many as the target's. repack: let the CPU keep the weights in its fastest layout.
+    strict_exact: take the target settings under which its logits are the same bits at every width
+    of a pass, so that greedy text, and seeded text under the match rule, is the very text of plain
+    decoding. reserve_bytes: memory left to the rest of the machine, None for the larger of 1 GiB
+    and a tenth. tuned: take what `homespec tune` found for this box and pair, for settings that
+    are left at their defaults.
     """
 
     n_ctx: int = 4096
@@ -75,6 +76,8 @@ class LoadParams:
     draft_devices: tuple[str, ...] | None = None
     threads: int = 0
     threads_batch: int = 0
+    draft_threads: int = 0
+    draft_threads_batch: int = 0
     flash_attention: str = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -94,7 +97,15 @@ R = TypeVar("R", bound=Closable)
 
 
 class LoadedTarget(Closing):
-    """A target's weights and tokenizer; close it, or use it in a `with` block."""
+    """A target's weights and tokenizer; close it, or use it in a `with` block.
+
+    profile: what was measured and is used here. untuned: why nothing is, or not all; else "".
+    """
+
+    profile: Profile | None
+    untuned: str
+    compatibility: Compatibility | None
+    plan: Plan
 
     def __init__(
         self,
@@ -105,18 +116,13 @@ class LoadedTarget(Closing):
     ) -> None:
         """Load the files.
 
-        Raises UsageError, ModelError, IncompatiblePairError, OutOfMemoryError, LibraryError.
+        Raises UsageError, RefusedError, OutOfMemoryError, LibraryError.
         """
-        asked = params = params or LoadParams()
-        self.profile, _ = load_profile(target, draft) if params.tuned else (None, "")
-        if self.profile is not None:
-            params = _with_profile(params, self.profile)
-            draft = self.profile.draft_path or draft
-        params = self._suited(params, asked)
-        if params.strict_exact:
-            use_exact_kernels()
-            params = replace(params, **STRICT_EXACT)
-        self.compatibility, self.plan = self._plan(target, draft, params)
+        asked = params or LoadParams()
+        params, draft = self._choose(target, draft, asked)
+        if asked.strict_exact and self.profile is not None:
+            tuned.require_strict(self.profile)
+        self._choose_kernels(params)
         if self.plan.draft is None and draft is not None:
             logger.warning("%s", self.plan.sentence)
             draft = None
@@ -136,13 +142,49 @@ class LoadedTarget(Closing):
                 )
             )
             self.tokenizer = Tokenizer(self.model)
-            if params.strict_exact and self.plan.target.devices:
+            if asked.strict_exact and self.plan.target.devices:
                 require_invariant(self.model, self._target_context(params))
             self._open_caches(draft, progress)
             self.learned = Learned(self._priors())
         except BaseException:
             self.close()
             raise
+
+    def _choose(
+        self, target: Path, draft: Path | None, asked: LoadParams
+    ) -> tuple[LoadParams, Path | None]:
+        """The settings and the draft's file: as measured, where that holds, else as asked for.
+
+        Notes the profile and the plan that go with them.
+        """
+        known, self.untuned = tuned.candidates(target, draft) if asked.tuned else ([], "")
+        for profile in known:
+            params, file = self._settings(asked, profile), profile.draft_path or draft
+            try:
+                self.compatibility, self.plan = self._plan(target, file, params)
+            except HomespecError as exc:
+                self.untuned = f"what was measured cannot be had: {exc.message.rstrip('.')}"
+                continue
+            with_draft = profile.draft is not None
+            difference = profile.placement.difference(self.plan, with_draft=with_draft)
+            if not difference:
+                self.profile = profile
+                return params, file
+            self.untuned = difference
+        self.profile, params = None, self._settings(asked, None)
+        self.compatibility, self.plan = self._plan(target, draft, params)
+        return params, draft
+
+    def _settings(self, asked: LoadParams, profile: Profile | None) -> LoadParams:
+        params = self._suited(_with_profile(asked, profile) if profile else asked, asked)
+        return replace(params, **STRICT_EXACT) if params.strict_exact else params
+
+    def _choose_kernels(self, params: LoadParams) -> None:
+        if params.strict_exact:
+            use_exact_kernels()
+        elif self.profile is not None and not self.profile.tiled:
+            with suppress(LibraryError):  # too late in this process: then it is the other kernels
+                use_exact_kernels()
 
     def _suited(self, params: LoadParams, asked: LoadParams) -> LoadParams:
         """The measured settings, as far as they suit what is to decode with them."""
@@ -159,11 +201,13 @@ class LoadedTarget(Closing):
         """Make what decodes; called once, with the draft that the plan has room for."""
 
     def _priors(self) -> Priors:
+        known = Priors()
         if self.profile is not None:
-            return tuned.priors(self.profile)
+            known = tuned.priors(self.profile, strict=self.params.strict_exact)
         if self.draft_context is None:
-            return Priors()
-        return Priors(size_ratio=self.draft_context.model.size_bytes / self.model.size_bytes)
+            return known
+        ratio = self.draft_context.model.size_bytes / self.model.size_bytes
+        return replace(known, size_ratio=ratio)
 
     def _keep(self, resource: R) -> R:
         self._open.append(resource)
@@ -199,6 +243,8 @@ class LoadedTarget(Closing):
             self._target_context(params),
             n_ctx=n_ctx,  # a shorter one would stop drafting in mid-conversation
             max_rows=1,
+            threads=params.draft_threads or params.threads,
+            threads_batch=params.draft_threads_batch or params.threads_batch,
             flash_attention=params.draft_flash_attention,
             cache_type_k=params.draft_cache_type_k,
             cache_type_v=params.draft_cache_type_v,
@@ -258,16 +304,17 @@ def _readable(path: Path) -> Header:
 def _with_profile(params: LoadParams, profile: Profile) -> LoadParams:
     """The measured settings in the place of defaults; what was asked for stays."""
     default = LoadParams()
-    measured = {
-        name: value
-        for name, value in tuned.load_options(profile).items()
+    free = {
+        name
+        for name in LoadParams.__dataclass_fields__
         if getattr(params, name) == getattr(default, name)
     }
-    with suppress(LibraryError):  # too late in this process: then it is the other kernels
-        if profile.strict_by_default or not profile.tiled:
-            use_exact_kernels()
-        if profile.strict_by_default:
-            measured["strict_exact"] = True
+    for own, common in (("draft_threads", "threads"), ("draft_threads_batch", "threads_batch")):
+        if common not in free:
+            free.discard(own)  # asked for both models
+    measured = {name: v for name, v in tuned.load_options(profile).items() if name in free}
+    if profile.strict_by_default and STRICT_EXACT.keys() <= free and exact_kernels_possible():
+        measured["strict_exact"] = True
     return replace(params, **measured)
 
 

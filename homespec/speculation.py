@@ -73,6 +73,7 @@ def build(
         line = f"{drafter.name} drafted {depth} tokens a round, as asked."
         return Speculation(drafter, rule, FixedDepth(depth), lambda: [line], resources)
     ceiling = ADAPTIVE_CEILING if params.draft_depth is None else params.draft_depth
+    learned.draft_is(sampled=sampled)
     adaptive = AdaptiveDrafter(ngram, model, learned)
     return Speculation(adaptive, rule, FixedDepth(ceiling), adaptive.explain, resources)
 

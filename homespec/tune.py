@@ -44,23 +44,22 @@ def tune_pair(
                 hint="Choose a draft of the same model family, or tune the target alone.",
             )
     plan = plan_for(header, drafts, request_for(load or LoadParams()))
-    chosen = plan.load_options()
-    placement = Placement(
-        gpu_layers=chosen["gpu_layers"],
-        draft_gpu_layers=chosen.get("draft_gpu_layers", 0),
-        draft_devices=chosen.get("draft_devices"),
-    )
+    placement = Placement.of(plan)
     params = replace(params or TuneParams(), strict=STRICT_EXACT, placement=placement)
     return tune(target, draft if plan.draft else None, params, progress)
 
 
 def profile_of(pair: Pair) -> Profile:
-    """The profile of a pair that is on this machine. Raises HomespecError where none holds."""
+    """The profile of a pair that is on this machine, else that of its target alone.
+
+    Raises HomespecError where none holds.
+    """
     reason = "it is not downloaded"
     target, file = sources.locate(pair.target.source), with_drafts_here(pair).draft
     if target is not None:
         draft = sources.locate(file.source) if file else None  # None too where it had no room
         profile, reason = load_profile(target, draft)
+        profile = profile or load_profile(target)[0]
         if profile is not None:
             return profile
     raise HomespecError(

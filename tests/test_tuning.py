@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -14,13 +15,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from homespec.decoding.types import Distribution
 from homespec.engine import STRICT_EXACT
 from homespec.errors import CannotRunError, DiskError, IncompatiblePairError, ModelError, UsageError
-from homespec.llama import quantizer
+from homespec.llama import library, quantizer
 from homespec.llama.cache_filler import fill
 from homespec.llama.context import Context, ContextParams
 from homespec.llama.library import build_features
@@ -37,10 +39,17 @@ from homespec.tuning.agreement import (
     read_places,
     read_samples,
 )
+from homespec.tuning.box import Box, this_box
 from homespec.tuning.child_arm import ChildArm
 from homespec.tuning.cost import WIDTHS, CostCurve, isotonic
-from homespec.tuning.drafts import matrix_types
-from homespec.tuning.fitted import copy_bytes, digest_of, drop, drop_copies_of, fitted_draft
+from homespec.tuning.drafts import DraftTuner, matrix_types
+from homespec.tuning.fitted import (
+    copy_bytes,
+    digest_of,
+    drop_copies_of,
+    drop_unused,
+    fitted_draft,
+)
 from homespec.tuning.measure import (
     MAX_ROUNDS,
     cheapest,
@@ -54,11 +63,12 @@ from homespec.tuning.measure import (
     thread_counts,
 )
 from homespec.tuning.ngram_rates import longest_match, match_rates
+from homespec.tuning.notebook import Notebook
 from homespec.tuning.placement import Placement
 from homespec.tuning.plot import check_plot, draw
 from homespec.tuning.profile import (
+    SHIPPED,
     Acceptance,
-    Box,
     FittedDraft,
     MatchRate,
     Profile,
@@ -69,8 +79,8 @@ from homespec.tuning.profile import (
     load_profile,
     profile_path,
     save_profile,
-    this_box,
 )
+from homespec.tuning.target import TargetTuner
 from homespec.tuning.tune import TuneParams
 from hypothesis import given
 from hypothesis import strategies as st
@@ -448,7 +458,8 @@ def test_the_quantizer_makes_a_copy_in_one_type_and_keeps_it(starter: Path) -> N
     assert fitted_draft(starter, digest, "Q8_0") == made
     assert path.stat().st_mtime_ns > before
     other = fitted_draft(starter, digest, "Q4_0")
-    drop(made)
+    drop_unused(digest, other)
+    assert not path.exists()
     assert Path(other.path).exists()
     drop_copies_of("other.gguf")
     assert Path(other.path).exists()
@@ -501,6 +512,7 @@ def a_profile(target: Path, draft: Path, box: Box = BOX) -> Profile:
         box=box,
         target=identify(target, sha256=digest_of(target)),
         draft=identify(draft),
+        placement=Placement(29, ("CUDA0",), 0),
         created="2030-01-01T00:00:00+00:00",
         seconds={"target cost": 12.5},
         target_switches=SWITCHES,
@@ -512,7 +524,7 @@ def a_profile(target: Path, draft: Path, box: Box = BOX) -> Profile:
         fitted=FittedDraft("/nowhere/copy.gguf", "Q4_0", "a" * 64, "b" * 64),
         draft_pays=True,
         acceptance=Acceptance(0.75, 0.78, (MatchRate(2, 0.4, 30),)),
-        variants=(VariantResult("Q4_0", 1, SWITCHES, 0.01, None, None, 4, 1.3),),
+        variants=(VariantResult("Q4_0", 1, SWITCHES, curve(0.1), None, None, 4, 1.3),),
         notes=("a note",),
     )
 
@@ -552,6 +564,8 @@ def test_another_library_or_machine_ends_a_profile(files: tuple[Path, Path]) -> 
     save_profile(a_profile(*files), *files)
     found, reason = load_profile(*files, replace(BOX, library="0.4.0"))
     assert (found, reason) == (None, "it was tuned with llama-cpp-python 0.3.36, not 0.4.0")
+    found, reason = load_profile(*files, replace(BOX, build="another"))
+    assert (found, reason) == (None, "llama.cpp was built anew since it was tuned")
     for other in (
         replace(BOX, cores=8),
         replace(BOX, cpu_features=("avx2",)),
@@ -566,7 +580,7 @@ def test_another_library_or_machine_ends_a_profile(files: tuple[Path, Path]) -> 
         lambda text: text[: len(text) // 2],
         lambda _: "[]",
         lambda _: "\x00",
-        lambda text: text.replace('"version": 2', '"version": 0'),
+        lambda text: text.replace('"version": 3', '"version": 0'),
         lambda text: text.replace('"draft_pays": true', '"draft_pays": "yes"'),
         lambda text: text.replace('"notes"', '"remarks"'),
         lambda text: text.replace('"widths": [', '"widths": ['.replace("[", "[9, ")),
@@ -589,6 +603,104 @@ def test_a_profile_that_cannot_be_written_is_a_plain_sentence(
     (folders / "state").write_text("a file where the folder should be")
     with pytest.raises(DiskError, match="cannot be written"):
         save_profile(a_profile(*files), *files)
+
+
+def test_a_build_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(this_box().build) == 16
+    for name in ("libllama.so", "libggml-cpu.so"):
+        (tmp_path / name).write_bytes(b"kernels")
+    fake = SimpleNamespace(_lib=SimpleNamespace(_name=str(tmp_path / "libllama.so")))
+    monkeypatch.setattr(library, "library", lambda: fake)
+    features = {"CPU": ["AVX2"]}
+    monkeypatch.setattr(library, "build_features", lambda: features)
+    seen = [library.build_id.__wrapped__()]
+    os.utime(tmp_path / "libllama.so", ns=(0, 0))  # installed again
+    assert library.build_id.__wrapped__() == seen[0]
+    (tmp_path / "libggml-cpu.so").write_bytes(b"KERNELS")
+    seen.append(library.build_id.__wrapped__())
+    features["CPU"].append("AMX_INT8")
+    seen.append(library.build_id.__wrapped__())
+    assert len(set(seen)) == 3
+
+
+def test_kernels_are_left_after_two_looks_only(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Arm(contextlib.nullcontext):  # type: ignore[type-arg]
+        def __init__(self, *_: object, tiled: bool) -> None:
+            super().__init__(self)
+            self.tiled = tiled
+            looks.append(tiled)
+
+        def table(self, *_: object) -> dict[str, float]:
+            return {"64,8": cost if self.tiled else 1.0}
+
+    monkeypatch.setattr("homespec.tuning.target.ChildArm", Arm)
+    for seconds, tiled, children in ((1.02, True, 2), (1.2, False, 4)):
+        looks: list[bool] = []
+        cost = seconds
+        tuner = TargetTuner(tiny, Placement(0), a_notebook(tmp_path), 1)
+        assert tuner.kernels() == {"tiled": tiled}
+        assert len(looks) == children
+
+
+def a_notebook(folder: Path) -> Notebook:
+    return Notebook(folder / "x.partial", {}, {"all": 1.0})
+
+
+# Copies of a draft
+
+
+def test_a_copy_stays_while_a_profile_names_it(
+    tiny_draft: Path, tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of another target, too; one whose trial failed goes, and so does one that lost."""
+    digest = digest_of(tiny_draft)
+    used = fitted_draft(tiny_draft, digest, "Q4_0")
+    save_profile(replace(a_profile(*files), fitted=used), *files)
+
+    def trial(tuner: DraftTuner, name: str, path: Path, bound: float | None) -> dict[str, object]:
+        assert path.exists()
+        if name == "Q8_0":
+            raise CannotRunError("it does not run.")
+        speedup = {"Q4_K": 1.5, "Q5_0": 2.0}.get(name, 1.0)
+        return {"quantization": name, "greedy": 0.7, "speedup": speedup}
+
+    monkeypatch.setattr(DraftTuner, "_try", trial)
+    book = a_notebook(tmp_path)
+    tuner = DraftTuner(
+        tiny_draft, Placement(0), book, 1, target=curve(0.5), readings=[], thorough=False
+    )
+    tuner.run()
+    assert [one["quantization"] for one in tuner.tried] == [SHIPPED, "Q4_0", "Q4_K", "Q5_0"]
+    assert "Q8_0 was left out: it does not run." in tuner.notes
+    assert tuner.best_fitted is not None
+    folder = Path(used.path).parent
+    assert set(folder.glob("*.gguf")) == {Path(used.path), Path(tuner.best_fitted.path)}
+    drop_unused(digest)
+    assert list(folder.glob("*.gguf")) == [Path(used.path)]
+    profile_path(*files, BOX).unlink()
+    drop_unused(digest)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_draft_that_cannot_be_tuned_is_a_note(
+    tiny: Path, tiny_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Profile | None] = []
+
+    def none_opens(*_: object) -> list[object]:
+        kept.append(load_profile(tiny)[0])
+        return []
+
+    monkeypatch.setattr("homespec.tuning.drafts.contest", none_opens)
+    profile = tune_pair(tiny, tiny_draft, TuneParams(budget_seconds=1))
+    assert profile.draft is None
+    assert "The draft was left out: llama.cpp accepts none" in profile.notes[-1]
+    assert kept[0] is not None  # what was found of the target was safe before
+    assert load_profile(tiny) == (profile, "")
+    assert load_profile(tiny, tiny_draft)[0] is None
+    assert profile.target_cost.widths == WIDTHS
 
 
 # Strictly exact settings, in a process of their own

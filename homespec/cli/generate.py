@@ -81,6 +81,8 @@ def command(prompt: str | None, **flags: Any) -> None:
             **flags,
         )
         interrupted = _run(generation, engine.context, shown)
+        if shown["explain"] and engine.untuned and not shown["as_json"]:
+            stderr().print(f"Not all settings are measured ones: {engine.untuned}.")
     if interrupted:
         click.get_current_context().exit(INTERRUPTED)
 

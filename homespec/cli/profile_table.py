@@ -7,6 +7,8 @@ from rich.table import Table
 
 from homespec.console import human_bytes, plain_console, printable
 from homespec.tuning.cost import CostCurve
+from homespec.tuning.fit import CONTEXT_LENGTH
+from homespec.tuning.placement import place_words
 from homespec.tuning.profile import Profile, Switches, VariantResult, WidthPromise
 
 _WIDE = 200  # into a pipe: a line stays a line
@@ -35,6 +37,11 @@ def _print_box(console: Console, profile: Profile) -> None:
     table.add_row("target", printable(profile.target.name))
     if profile.draft is not None:
         table.add_row("draft", printable(profile.draft.name))
+    place = profile.placement
+    lying = [f"target {place_words(place.gpu_layers, place.devices)}"]
+    if profile.draft is not None:
+        lying.append(f"draft {place_words(place.draft_gpu_layers, place.draft_devices)}")
+    table.add_row("layers", printable(", ".join(lying)))
     table.add_row("machine", printable(", ".join([f"{box.cpu}, {box.cores} cores", *box.devices])))
     table.add_row("library", f"llama-cpp-python {box.library}")
     total = sum(profile.seconds.values())
@@ -97,7 +104,7 @@ def _variant(variant: VariantResult) -> tuple[str, ...]:
     return (
         variant.quantization,
         human_bytes(variant.size_bytes),
-        _milliseconds(variant.token_seconds),
+        _milliseconds(variant.cost.seconds(1, CONTEXT_LENGTH)),
         *shares,
         str(variant.depth),
         f"{'< ' if variant.greedy is None else ''}{variant.speedup:.2f}",
@@ -129,6 +136,11 @@ def _promises(profile: Profile) -> list[str]:
     if profile.draft is not None:
         if not profile.draft_pays:
             found.append("The draft model is not expected to pay here on any kind of text.")
+        elif profile.fitted is not None and profile.lacks_copy:
+            found.append(
+                f"The draft's {profile.fitted.quantization} copy is gone, so the draft is loaded "
+                "as shipped: homespec tune makes it again."
+            )
         elif profile.fitted is not None:
             found.append(f"The draft's {profile.fitted.quantization} copy is used.")
     return found

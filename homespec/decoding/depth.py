@@ -75,7 +75,7 @@ class LearnedCost:
 
     @property
     def deepest_trial(self) -> int:
-        """Tokens that may be drafted without knowing what they take: few, before wide passes ran."""
+        """Tokens to draft on trial: few, as long as what they take is not known."""
         return sys.maxsize if self._curve else max(2, *self._medians, 0)
 
     @property

@@ -49,7 +49,8 @@ class Priors:
     cost: the target's cost curve. draft_token_seconds: one drafted token. read_token_seconds: one
     that the draft reads among many. size_ratio: bytes of the
     draft's weights to the target's, from which a guess is made. model_rate: chance that a drafted
-    token is accepted; match_rates: the same for lookups, by match length.
+    token is accepted; sampled_rate: where the draft is sampled; match_rates: for lookups, by
+    match length.
     """
 
     cost: PassCost | None = None
@@ -57,6 +58,7 @@ class Priors:
     read_token_seconds: float | None = None
     size_ratio: float = 0.4
     model_rate: float = MODEL_PRIOR
+    sampled_rate: float = MODEL_PRIOR
     match_rates: Mapping[int, float] = field(default_factory=lambda: MATCH_PRIORS)
 
 
@@ -78,6 +80,11 @@ class Learned:
         self.exploration = 0.0 if priors.cost else EXPLORATION
         self._draft_seconds: deque[float] = deque(maxlen=9)
         self._read_seconds: deque[float] = deque(maxlen=5)
+        self._model_rates = {False: self.model_rate, True: Rate(priors.sampled_rate)}
+
+    def draft_is(self, *, sampled: bool) -> None:
+        """Have `model_rate` be that of sampled drafts, or of greedy ones."""
+        self.model_rate = self._model_rates[sampled]
 
     def begin(self) -> None:
         """A new generation: what was accepted in the last one counts less."""
@@ -332,7 +339,8 @@ class AdaptiveDrafter:
         if self._model is not None:
             lines.append(
                 f"The draft model is accepted {learned.model_rate.value:.0%} of the time; "
-                f"a drafted token takes {learned.draft_token(context) / plain:.2f} of a target pass."
+                f"a drafted token takes {learned.draft_token(context) / plain:.2f} of a "
+                "target pass."
             )
         return lines
 

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import hashlib
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from homespec.errors import LibraryError
@@ -57,14 +59,17 @@ def use_exact_kernels() -> None:
     Its tiled kernel for K-quants, which takes over at eight tokens, sums in another order. The
     switch is read once, at the first such pass: raises LibraryError where that is over.
     """
-    if os.environ.get(_TILED) == "0":
-        return
-    if _passes_made:
+    if not exact_kernels_possible():
         raise LibraryError(
             "Exact kernels must be chosen before anything is decoded in this process.",
             hint=f"Load with strict_exact first, or set {_TILED}=0 in the environment.",
         )
     os.environ[_TILED] = "0"
+
+
+def exact_kernels_possible() -> bool:
+    """Whether `use_exact_kernels` is in time, or has been called."""
+    return os.environ.get(_TILED) == "0" or not _passes_made
 
 
 def kernel_environment(*, tiled: bool) -> dict[str, str]:
@@ -147,6 +152,22 @@ def version() -> str:
     import llama_cpp  # noqa: PLC0415 - as above
 
     return str(llama_cpp.__version__)
+
+
+_READ_WHOLE = 64 << 20  # bytes: a larger file, of GPU kernels, is known by its date
+
+
+@functools.cache
+def build_id() -> str:
+    """What tells this build of the library from others of its version."""
+    digest = hashlib.sha256(repr(build_features()).encode())
+    folder = Path(library()._lib._name).parent
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        stats = path.stat()
+        digest.update(f"{path.name} {stats.st_size}".encode())
+        small = stats.st_size <= _READ_WHOLE
+        digest.update(path.read_bytes() if small else str(stats.st_mtime_ns).encode())
+    return digest.hexdigest()[:16]
 
 
 def build_features() -> dict[str, list[str]]:

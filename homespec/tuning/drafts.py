@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from homespec.errors import CannotRunError, DiskError, ModelError
+from homespec.errors import CannotRunError, ModelError
 from homespec.llama.cache_filler import fill
 from homespec.llama.devices import num_threads
 from homespec.llama.model import Model
@@ -22,7 +22,7 @@ from homespec.models.references import shard_names
 from homespec.tuning import fit
 from homespec.tuning.agreement import ROWS, Agreement, Reading, agreement
 from homespec.tuning.cost import CostCurve
-from homespec.tuning.fitted import digest_of, drop, fitted_draft
+from homespec.tuning.fitted import digest_of, drop_unused, fitted_draft
 from homespec.tuning.measure import (
     Timings,
     cheapest,
@@ -37,10 +37,16 @@ from homespec.tuning.measure import (
 )
 from homespec.tuning.notebook import Notebook
 from homespec.tuning.placement import Placement
-from homespec.tuning.profile import FittedDraft, Switches, VariantResult, plain, typed
+from homespec.tuning.profile import (
+    SHIPPED,
+    FittedDraft,
+    Switches,
+    VariantResult,
+    plain,
+    typed,
+)
 from homespec.tuning.target import context_lengths
 
-SHIPPED = "as shipped"
 CACHES = (("f16", "f16"), ("bf16", "bf16"), ("f32", "f32"), ("q8_0", "q8_0"))
 WIDTHS = (1, 2, 4, 8, 16)
 SLOW_TO_MAKE = ("IQ4_NL",)
@@ -48,6 +54,9 @@ SLOW_TO_MAKE = ("IQ4_NL",)
 
 MARGIN = 0.03
 """By how much a copy may happen to agree more than the draft it was made of."""
+
+FIRST_LOOK = 1.1
+"""How many times slower than in truth a draft may seem when it is timed once."""
 
 Values = dict[str, Any]
 
@@ -69,13 +78,14 @@ class DraftTuner:
         self.path, self._placement, self._book, self._budget = path, placement, book, budget
         self._target, self._readings, self._thorough = target, readings, thorough
         self.notes: list[str] = []
+        self.digest = ""
         self.best: Values = {}
         self.best_fitted: FittedDraft | None = None
         self.tried: list[Values] = []
 
     def run(self) -> None:
         """Try everything; `best` and `best_fitted` say what to load."""
-        digest = self._book.stage("draft's digest", lambda: digest_of(self.path))
+        self.digest = self._book.stage("draft's digest", lambda: digest_of(self.path))
         shipped = self._book.stage(f"draft {SHIPPED}", lambda: self._try(SHIPPED, self.path, None))
         self.best, self.tried = shipped, [shipped]
         types = matrix_types(self.path)
@@ -87,46 +97,35 @@ class DraftTuner:
                     f"{name} was left out: it takes minutes to make. Try it with --thorough."
                 )
                 continue
-            self._try_copy(name, digest)
+            self._try_copy(name)
+            drop_unused(self.digest, self.best_fitted)
 
-    def _try_copy(self, name: str, digest: str) -> None:
-        """Keep the copy if it is worth it, else delete it again."""
-        fitted: FittedDraft | None = None
-
+    def _try_copy(self, name: str) -> None:
         def make() -> FittedDraft:
             self._book.tell(0.0, f"making a {name} copy of the draft")
             return fitted_draft(
-                self.path, digest, name, progress=lambda share: self._book.tell(share / 2)
+                self.path, self.digest, name, progress=lambda share: self._book.tell(share / 2)
             )
 
         def attempt() -> Values:
-            nonlocal fitted
-            fitted = make()
             bound = min(1.0, self.tried[0]["greedy"] + MARGIN)
-            return self._try(name, Path(fitted.path), bound)
+            return self._try(name, Path(make().path), bound)
 
         try:
             result = self._book.stage(f"draft {name}", attempt)
-        except (DiskError, ModelError, CannotRunError) as exc:
+            if fit.beats(result["speedup"], self.best["speedup"]):
+                # There already, unless it was an earlier run that tried it.
+                self.best_fitted = make()
+                self.best = result
+            self.tried.append(result)
+        except (ModelError, CannotRunError) as exc:
             self.notes.append(f"{name} was left out: {exc.message}")
-            return
-        self.tried.append(result)
-        previous = self.best_fitted
-        if fit.beats(result["speedup"], self.best["speedup"]):
-            self.best, self.best_fitted = (
-                result,
-                make(),
-            )  # there already, unless another run made it
-            fitted = previous
-        if fitted:
-            drop(fitted)
 
     def _try(self, name: str, path: Path, bound: float | None) -> Values:
         """Measure one draft. bound: the most agreement it can have; None: it is to be measured."""
         with self._placement.load_draft(path) as model:
             self._book.tell(0.5, f"timing the draft, {name}")
-            switches = self._switches(model)
-            curve = self._cost(model, switches)
+            switches, curve = self._cheapest(model, bound)
             if bound is not None and self._hopeless(bound, curve):
                 parts: list[tuple[str, Agreement]] = []
             else:
@@ -149,10 +148,29 @@ class DraftTuner:
             "speedup": found.speedup,
         }
 
-    def _hopeless(self, bound: float, curve: CostCurve) -> bool:
-        """Whether even this much agreement could not make it the best so far."""
+    def _cheapest(self, model: Model, bound: float | None) -> tuple[Switches, CostCurve]:
+        """The best switches and what passes cost with them.
+
+        A copy attends as its parent does and takes its switches; one that a single look finds far
+        too dear is not looked at again.
+        """
+        if bound is None:
+            switches = self._threads(model, self._switches(model))
+            return switches, self._cost(model, switches)
+        switches = typed(Switches, self.tried[0]["switches"])
+        first = self._cost(model, switches, once=True)
+        if self._hopeless(bound, first, unsure=FIRST_LOOK):
+            return switches, first
+        switches = self._threads(model, switches)
+        return switches, self._cost(model, switches)
+
+    def _hopeless(self, bound: float, curve: CostCurve, unsure: float = 1.0) -> bool:
+        """Whether even this much agreement could not make it the best so far.
+
+        unsure: how many times faster it may be than these timings say.
+        """
         hoped = fit.mean_best((bound,), self._target, curve)
-        return not fit.beats(hoped.speedup, self.best["speedup"])
+        return not fit.beats(unsure * hoped.speedup, self.best["speedup"])
 
     def _switches(self, model: Model) -> Switches:
         length = min(fit.CONTEXT_LENGTH, context_lengths(model.n_ctx_train)[1])
@@ -171,16 +189,21 @@ class DraftTuner:
 
             return time
 
-        chosen = cheapest(contest(tried, ready, 0.02 * self._budget), tried).switches
-        with opened(model, chosen, length + 64) as context:
-            fill(context, length)
-            return choose_threads(context, chosen, 4, 0.02 * self._budget)
+        return cheapest(contest(tried, ready, 0.02 * self._budget), tried).switches
 
-    def _cost(self, model: Model, switches: Switches) -> CostCurve:
+    def _threads(self, model: Model, switches: Switches) -> Switches:
+        """The switches with the best numbers of threads."""
+        length = min(fit.CONTEXT_LENGTH, context_lengths(model.n_ctx_train)[1])
+        with opened(model, switches, length + 64) as context:
+            fill(context, length)
+            return choose_threads(context, switches, 4, 0.02 * self._budget)
+
+    def _cost(self, model: Model, switches: Switches, *, once: bool = False) -> CostCurve:
         lengths = context_lengths(model.n_ctx_train)
+        seconds = 0.0 if once else 0.03 * self._budget
         with opened(model, switches, lengths[-1] + 64) as context:
             timings = interleave(
-                lambda: time_table(context, lengths, WIDTHS, time_token), [], 0.03 * self._budget
+                lambda: time_table(context, lengths, WIDTHS, time_token), [], seconds
             )
         return CostCurve.from_points(points(timings))
 
@@ -209,12 +232,11 @@ class DraftTuner:
 
 
 def _result(one: Mapping[str, Any]) -> VariantResult:
-    curve = CostCurve.from_dict(one["curve"])
     return VariantResult(
         quantization=one["quantization"],
         size_bytes=one["size_bytes"],
         switches=typed(Switches, one["switches"]),
-        token_seconds=curve.seconds(1, fit.CONTEXT_LENGTH),
+        cost=CostCurve.from_dict(one["curve"]),
         greedy=one["greedy"] if one["measured"] else None,
         sampled=one["sampled"] if one["measured"] else None,
         depth=one["depth"],

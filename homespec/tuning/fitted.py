@@ -11,10 +11,16 @@ from pathlib import Path
 from homespec import paths
 from homespec.errors import DiskError
 from homespec.llama.quantizer import quantize
-from homespec.models.files import locked, remove_file, require_free, sha256_of
+from homespec.models.files import (
+    locked,
+    remembered_sha256,
+    remove_file,
+    require_free,
+    sha256_of,
+)
 from homespec.models.gguf_header import read_header
 from homespec.models.references import shard_names
-from homespec.tuning.profile import FittedDraft, write_json
+from homespec.tuning.profile import FittedDraft, copies_in_use, write_json
 
 _BITS = {"Q4_0": 4.5, "IQ4_NL": 4.5, "Q4_K": 5.5, "Q5_0": 5.5, "Q8_0": 8.5}
 """Bits a weight at most: a row that no K-block fits gets the next larger type."""
@@ -22,7 +28,7 @@ _BITS = {"Q4_0": 4.5, "IQ4_NL": 4.5, "Q4_K": 5.5, "Q5_0": 5.5, "Q8_0": 8.5}
 
 def digest_of(path: Path) -> str:
     """The sha256 of a model file; for a model in parts, that of the parts' digests."""
-    digests = [sha256_of(path.with_name(name)) for name in shard_names(path.name)]
+    digests = [remembered_sha256(path.with_name(name)) for name in shard_names(path.name)]
     return (
         digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     )
@@ -86,9 +92,15 @@ def copy_bytes(parent: Path, quantization: str) -> int:
     return headers[0].data_offset + int(weights * _BITS[quantization] / 8) + (16 << 20)
 
 
-def drop(fitted: FittedDraft) -> None:
-    """Delete a copy and its note."""
-    _drop(Path(fitted.path))
+def drop_unused(parent_sha256: str, keep: FittedDraft | None = None) -> None:
+    """Delete the copies of a draft that neither a kept profile, of whatever target, nor `keep` is.
+
+    keep: the copy that a profile to come names.
+    """
+    used = copies_in_use() | ({Path(keep.path)} if keep else set())
+    for copy in _copies("parent_sha256", parent_sha256):
+        if copy not in used:
+            _drop(copy)
 
 
 def _drop(path: Path) -> None:
@@ -99,10 +111,18 @@ def _drop(path: Path) -> None:
 
 def drop_copies_of(name: str) -> None:
     """Delete all copies of a draft's file, by its name; its tuning makes them again."""
+    for copy in _copies("made_of", name):
+        _drop(copy)
+
+
+def _copies(key: str, value: str) -> list[Path]:
+    """The copies whose notes say that."""
+    found = []
     for note in (paths.cache_dir() / "fitted").glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if json.loads(note.read_text("utf-8"))["made_of"] == name:
-                _drop(note.with_suffix(".gguf"))
+            if json.loads(note.read_text("utf-8"))[key] == value:
+                found.append(note.with_suffix(".gguf"))
+    return found
 
 
 def _note(path: Path) -> Path:

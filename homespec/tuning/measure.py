@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from homespec.decoding.stats import clock
-from homespec.errors import OutOfMemoryError, UsageError
+from homespec.errors import CannotRunError, OutOfMemoryError, UsageError
 from homespec.llama.cache_filler import fill
 from homespec.llama.context import Context, ContextParams
 from homespec.llama.model import Model
@@ -197,7 +197,12 @@ def score(rounds: Sequence[Timings]) -> float:
 
 
 def cheapest(contestants: Sequence[Contestant], order: Sequence[Switches]) -> Contestant:
-    """The first in `order` of those that are as cheap as the cheapest, give or take 2 %."""
+    """The first in `order` of those that are as cheap as the cheapest, give or take 2 %.
+
+    Raises CannotRunError where there is none.
+    """
+    if not contestants:
+        raise CannotRunError("llama.cpp accepts none of the settings that were tried.")
     best = contestants[0].seconds
     near = {one.switches: one for one in contestants if one.seconds <= 1.02 * best}
     return next(near[switches] for switches in order if switches in near)

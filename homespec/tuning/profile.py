@@ -13,31 +13,24 @@ import json
 import re
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from homespec import paths
 from homespec.disk import whole_file
-from homespec.llama.devices import cpu_features, cpu_name, devices, num_threads
-from homespec.llama.library import version
 from homespec.models.files import verify
 from homespec.models.references import shard_names
+from homespec.tuning.box import Box, this_box
 from homespec.tuning.cost import CostCurve
+from homespec.tuning.placement import Placement
 
-VERSION = 2
+VERSION = 3
 """Of the format and of what is measured: raised when an older profile is of no use."""
 
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """The machine and the library that a profile holds for."""
-
-    cpu: str
-    cpu_features: tuple[str, ...]  # as the system names them
-    cores: int  # physical ones this process may use
-    devices: tuple[str, ...]  # descriptions of those that layers can be placed on
-    library: str  # llama-cpp-python's version
+SHIPPED = "as shipped"
+"""Among the variants of a draft: its own file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +107,16 @@ class WidthPromise:
 class VariantResult:
     """A draft that was tried.
 
-    quantization: "as shipped" for the draft itself. token_seconds: of one drafted token with
-    fit.CONTEXT_LENGTH tokens in the cache. greedy, sampled: agreement with the target, None where
-    no agreement could have made up for the cost. speedup: predicted ratio to plain decoding at
+    quantization: SHIPPED for the draft itself. cost: as the target's, with a row for the last
+    token alone. greedy, sampled: agreement with the target, None where no agreement could have
+    made up for the cost. speedup: predicted ratio to plain decoding at
     its best depth above 0.
     """
 
     quantization: str
     size_bytes: int
     switches: Switches
-    token_seconds: float
+    cost: CostCurve
     greedy: float | None
     sampled: float | None
     depth: int
@@ -134,7 +127,8 @@ class VariantResult:
 class Profile:
     """What this box is good at with this pair.
 
-    draft: the file as shipped; fitted: the copy to load instead, if one pays. draft_switches,
+    placement: where the models lay. draft: the file as shipped; fitted: the copy to load instead,
+    if one pays. draft_switches,
     draft_cost: of the one to load. strict_promise: of strictly exact settings, None where the
     switches above keep the promise themselves, or it could not be tried. strict_by_default:
     those settings cost less than 5 % here, so they are taken unasked. draft_pays: whether the
@@ -144,6 +138,7 @@ class Profile:
     box: Box
     target: FileIdentity
     draft: FileIdentity | None
+    placement: Placement
     created: str  # date and time, UTC
     seconds: dict[str, float]  # how long each stage took
     target_switches: Switches
@@ -166,6 +161,25 @@ class Profile:
         """The fitted draft, where it is chosen and still there."""
         path = Path(self.fitted.path) if self.fitted else None
         return path if path and path.exists() else None
+
+    @property
+    def lacks_copy(self) -> bool:
+        """Whether the fitted draft is chosen, but no longer there."""
+        return self.fitted is not None and self.draft_path is None
+
+    def as_shipped(self) -> Profile:
+        """What it says of the draft's own file in the place of the copy."""
+        for one in self.variants:
+            if one.quantization == SHIPPED:
+                accepted = Acceptance(one.greedy, one.sampled, self.acceptance.ngram)
+                return dataclasses.replace(
+                    self,
+                    draft_switches=one.switches,
+                    draft_cost=one.cost,
+                    fitted=None,
+                    acceptance=accepted,
+                )
+        return self.of_target_alone()
 
     def of_target_alone(self) -> Profile:
         """What it says of the target, which holds without a draft too."""
@@ -228,12 +242,6 @@ def typed(kind: Any, value: Any) -> Any:
     return kind(value)
 
 
-def this_box() -> Box:
-    """The machine and the library as they are now."""
-    offload = tuple(device.description for device in devices() if device.offloads)
-    return Box(cpu_name(), tuple(cpu_features()), num_threads(), offload, version())
-
-
 def identify(path: Path, *, sha256: str | None = None) -> FileIdentity:
     """What a model file, or all parts of a split one, can be recognised by."""
     stats = [path.with_name(name).stat() for name in shard_names(path.name)]
@@ -260,14 +268,17 @@ def _is_same(path: Path, known: FileIdentity) -> bool:
 def profile_path(target: Path, draft: Path | None, box: Box) -> Path:
     """Where the profile of a pair on a box is kept.
 
-    A home folder may be shared by several machines: each has a folder of its own. The library's
-    version is not in the name, so that a profile of another one is found, and told of.
+    A home folder may be shared by several machines: each has a folder of its own. The library
+    is not in the name, so that a profile of another one is found, and told of.
     """
-    machine = hashlib.sha256(repr(dataclasses.replace(box, library="")).encode()).hexdigest()[:12]
     names = [path.stem for path in (target, draft) if path]
     readable = re.sub(r"[^\w.-]+", "_", "+".join(names))[:120]
     digest = hashlib.sha256("/".join(names).encode()).hexdigest()[:8]
-    return paths.state_dir() / "profiles" / machine / f"{readable}-{digest}.json"
+    return _folder() / box.machine / f"{readable}-{digest}.json"
+
+
+def _folder() -> Path:
+    return paths.state_dir() / "profiles"
 
 
 def load_profile(
@@ -292,6 +303,8 @@ def _changed(profile: Profile, target: Path, draft: Path | None, box: Box) -> st
     """What is no longer as it was tuned; "" where all is."""
     if profile.box.library != box.library:
         return f"it was tuned with llama-cpp-python {profile.box.library}, not {box.library}"
+    if profile.box.build != box.build:
+        return "llama.cpp was built anew since it was tuned"
     if profile.box != box:
         return "the machine has changed"
     pairs = ((target, profile.target, "target"), (draft, profile.draft, "draft"))
@@ -306,6 +319,17 @@ def save_profile(profile: Profile, target: Path, draft: Path | None = None) -> P
     path = profile_path(target, draft, profile.box)
     write_json(path, profile.as_dict())
     return path
+
+
+def copies_in_use() -> set[Path]:
+    """The copies of drafts that profiles name, those of other pairs and machines among them."""
+    found = set()
+    for path in _folder().glob("*/*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            values = json.loads(path.read_text("utf-8"))
+            if values["version"] == VERSION:
+                found.add(Path(values["fitted"]["path"]))
+    return found
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -46,7 +46,10 @@ from homespec.tuning.texts import SAMPLES
 
 LOSSLESS_CACHES = (("f16", "f16"), ("f16", "bf16"), ("bf16", "bf16"), ("f32", "f32"))
 CONTEST_WIDTHS = (1, 4, 8)
-KERNEL_WIDTHS, KERNEL_ROUNDS = (8, 16), 4
+NARROW = tuple(width for width in WIDTHS if width <= 8)
+WIDE = tuple(width for width in WIDTHS if width > 8)  # two thirds of the time of a round
+STRICT_WIDTHS = (1, 2, 4, 8, 16)  # without tiled kernels there are no steps between them
+KERNEL_WIDTHS, KERNEL_ROUNDS = (8, 16), 3
 KERNELS_WORTH = 1.03
 """How much slower the kernels that llama.cpp takes by itself may seem before they are left."""
 
@@ -79,10 +82,10 @@ class TargetTuner:
 
     @property
     def budget(self) -> float:
-        """The seconds for everything: what was asked for, or two minutes for a model of 60 ms."""
+        """The seconds for what is repeated: those asked for, or 90 for a model of 60 ms."""
         if not self._budget:
             token_seconds: float = self._book.stage("first look", self._first_look)
-            self._budget = max(MIN_BUDGET, min(MAX_BUDGET, 2000 * token_seconds))
+            self._budget = max(MIN_BUDGET, min(MAX_BUDGET, 1500 * token_seconds))
         return self._budget
 
     def _first_look(self) -> float:
@@ -116,7 +119,8 @@ class TargetTuner:
     def kernels(self) -> Values:
         """Whether llama.cpp's tiled kernels, for eight tokens and more, are the faster ones here.
 
-        One process after the other, so that no more memory is taken than a single load takes.
+        One process after the other, so that no more memory is taken than a single load takes. What
+        llama.cpp does by itself stays after one look; to leave it takes two.
         """
         cores = num_threads()
         switches = Switches("auto", "f16", "f16", cores, cores)
@@ -125,12 +129,9 @@ class TargetTuner:
             self._book.tell(number / 4, "trying kernels")
             with ChildArm(self.path, switches, 128, self._placement, tiled=tiled) as arm:
                 tables[tiled] += [arm.table((64,), KERNEL_WIDTHS) for _ in range(KERNEL_ROUNDS)]
-        # The first passes of a process read the weights; the fastest ones are the kernels' own.
-        best = {
-            tiled: sum(min(table[key] for table in found) for key in found[0])
-            for tiled, found in tables.items()
-        }
-        return {"tiled": best[True] <= KERNELS_WORTH * best[False]}
+            if number == 1 and _tiled_pay(tables):
+                break
+        return {"tiled": _tiled_pay(tables)}
 
     # Stage: switches
 
@@ -150,12 +151,10 @@ class TargetTuner:
                 model = stack.enter_context(self._placement.load(self.path, repack=False))
             context = stack.enter_context(opened(model, switches, length + max(WIDTHS)))
             fill(context, length)
-            time_pass(context, max(CONTEST_WIDTHS))
+            time_pass(context, 1)  # the first pass sets its graph up
             return lambda: {str(n): settled(context, n) for n in CONTEST_WIDTHS}
 
         ranked = contest(tried, ready, 0.12 * self.budget)
-        if not ranked:
-            raise CannotRunError("llama.cpp accepts none of the settings that were tried.")
         best = cheapest(ranked, tried).switches
         if self._is_repacked():
             both = [best, replace(best, repack=False)]
@@ -214,16 +213,21 @@ class TargetTuner:
 
     def cost(self, switches: Switches) -> Values:
         """The cost curve, with how much the machine was disturbed."""
-        rounds, seconds = self._book.rounds("target cost"), 0.3 * self.budget
         with opened(self.model, switches, self.n_ctx) as context:
-            timings = interleave(
-                lambda: time_table(context, self.lengths, WIDTHS),
-                rounds,
-                seconds,
-                self._noted(rounds),
-            )
+
+            def timed(name: str, widths: Sequence[int], share: float) -> Timings:
+                rounds = self._book.rounds(name)
+                return interleave(
+                    lambda: time_table(context, self.lengths, widths),
+                    rounds,
+                    share * self.budget,
+                    self._noted(rounds),
+                )
+
+            timings = timed("wide passes", WIDE, 0.1) | timed("narrow passes", NARROW, 0.2)
         curve = CostCurve.from_points(points(timings))
-        return {"curve": curve.as_dict(), "disturbance": disturbance(rounds)}
+        disturbed = disturbance(self._book.rounds("narrow passes"))
+        return {"curve": curve.as_dict(), "disturbance": disturbed}
 
     def _noted(self, rounds: list[Timings]) -> Callable[[], None]:
         def note() -> None:
@@ -237,10 +241,12 @@ class TargetTuner:
     def strict(self, switches: Switches, settings: Mapping[str, Any]) -> Values:
         """What strictly exact settings promise and cost: {"problem"} where they do not run.
 
-        Both processes are timed in turn on the same few widths; the curve is the child's.
+        Both processes are timed in turn on the same few widths; the curve is the child's, from the
+        shortest and the longest context.
         """
         exact = replace(switches, **settings)
         few = (1, 2, 4, 8)
+        lengths = tuple(dict.fromkeys((self.lengths[0], self.lengths[-1])))
         tables: list[Timings] = []
         ours: list[Timings] = []
         try:
@@ -252,11 +258,11 @@ class TargetTuner:
                 self._book.tell(0.3)
 
                 def both() -> Timings:
-                    tables.append(arm.table(self.lengths, WIDTHS))
-                    ours.append(time_table(context, self.lengths, few))
+                    tables.append(arm.table(lengths, STRICT_WIDTHS))
+                    ours.append(time_table(context, lengths, few))
                     return tables[-1]
 
-                timings = interleave(both, [], 0.12 * self.budget)
+                timings = interleave(both, [], 0.06 * self.budget)
         except (CannotRunError, OutOfMemoryError) as exc:
             return {"problem": exc.message}
         theirs = [{key: table[key] for key in ours[0]} for table in tables]
@@ -268,7 +274,7 @@ class TargetTuner:
 
     def readings(self, switches: Switches, token_seconds: float) -> list[Values]:
         """What the target says on the sample texts; slow machines read less of each."""
-        seconds = 0.2 * self.budget
+        seconds = 0.15 * self.budget
         # Half of the samples are written token by token; prompts and the others are read faster.
         tokens = int(seconds / (len(SAMPLES) * 1.2 * token_seconds))
         tokens = max(16, min(96, tokens))
@@ -277,6 +283,15 @@ class TargetTuner:
             tokenizer = Tokenizer(self.model)
             found = agreement.read_samples(context, tokenizer, tokens, self._book.tell)
         return [reading.as_dict() for reading in found]
+
+
+def _tiled_pay(tables: Mapping[bool, list[Timings]]) -> bool:
+    """The first passes of a process read the weights; the fastest ones are the kernels' own."""
+    best = {
+        tiled: sum(min(table[key] for table in found) for key in found[0])
+        for tiled, found in tables.items()
+    }
+    return best[True] <= KERNELS_WORTH * best[False]
 
 
 def _plain(value: Any) -> Values:

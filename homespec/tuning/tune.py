@@ -5,26 +5,27 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from homespec.errors import LibraryError
+from homespec.errors import HomespecError, LibraryError
 from homespec.llama.library import use_exact_kernels
-from homespec.models.files import remember_verified, sha256_of
+from homespec.models.files import remembered_sha256
 from homespec.models.references import shard_names
 from homespec.tuning.agreement import Reading
+from homespec.tuning.box import Box, this_box
 from homespec.tuning.cost import CostCurve
-from homespec.tuning.drafts import SHIPPED, DraftTuner
-from homespec.tuning.fitted import drop
+from homespec.tuning.drafts import DraftTuner
+from homespec.tuning.fitted import drop_unused
 from homespec.tuning.measure import DISTURBED
 from homespec.tuning.ngram_rates import match_rates
 from homespec.tuning.notebook import Notebook, Progress
 from homespec.tuning.placement import Placement
 from homespec.tuning.profile import (
+    SHIPPED,
     VERSION,
     Acceptance,
-    Box,
     FileIdentity,
     Profile,
     Switches,
@@ -33,25 +34,24 @@ from homespec.tuning.profile import (
     plain,
     profile_path,
     save_profile,
-    this_box,
     typed,
 )
 from homespec.tuning.target import EXACT_WORTH, TargetTuner
 
 _STAGES = {
-    "target's kernels": 12.0,
-    "target switches": 16.0,
-    "target's bits": 8.0,
-    "target threads": 6.0,
-    "target cost": 36.0,
-    "target strictly exact": 26.0,
-    "texts": 26.0,
+    "target's kernels": 14.0,
+    "target switches": 15.0,
+    "target's bits": 6.0,
+    "target threads": 4.0,
+    "target cost": 22.0,
+    "target strictly exact": 21.0,
+    "texts": 12.0,
     "draft's digest": 1.0,
-    f"draft {SHIPPED}": 12.0,
-    "draft Q4_0": 14.0,
-    "draft Q4_K": 12.0,
-    "draft Q8_0": 12.0,
-    "draft Q5_0": 12.0,
+    f"draft {SHIPPED}": 11.0,
+    "draft Q4_0": 10.0,
+    "draft Q4_K": 6.0,
+    "draft Q8_0": 6.0,
+    "draft Q5_0": 6.0,
 }
 
 
@@ -60,8 +60,8 @@ class TuneParams:
     """How to tune. strict: the settings of strictly exact decoding, fields of Switches.
 
     budget_seconds: what is repeated, is repeated as often as this allows; None: 20 to 120 by the
-    target's speed. thorough: try also
-    what takes minutes. fresh: measure anew what an interrupted run has measured.
+    target's speed. thorough: try also what takes minutes. fresh: measure anew what an interrupted
+    run has measured.
     """
 
     strict: Mapping[str, Any] = field(default_factory=dict)
@@ -76,28 +76,44 @@ def tune(
 ) -> Profile:
     """Measure a pair and keep the profile; what an interrupted run measured is not done again.
 
+    What was found of the target is kept before the draft is tried, and alone where that fails.
     Raises RefusedError for a target that cannot take tokens back, DiskError, OutOfMemoryError,
     ModelError, CannotRunError.
     """
     box = this_box()
     book = _notebook(target, draft, box, params, progress)
     try:
-        profile = _measure(target, draft, params, box, book)
+        tuner = TargetTuner(target, params.placement, book, params.budget_seconds)
+        profile, texts = _measure_target(tuner, params, box, book)
+        save_profile(profile, target)
+        if draft is not None:
+            drafts = DraftTuner(
+                draft,
+                params.placement,
+                book,
+                tuner.budget,
+                target=profile.target_cost,
+                readings=texts,
+                thorough=params.thorough,
+            )
+            profile = _with_draft(profile, drafts, book)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             "Interrupted. What is measured stays; the same command goes on from there."
         ) from None
-    save_profile(profile, target, draft)
+    save_profile(profile.of_target_alone(), target)
     if draft is not None:
-        save_profile(profile.of_target_alone(), target)
+        if profile.draft is not None:
+            save_profile(profile, target, draft)
+        drop_unused(drafts.digest)
     book.discard()
     return profile
 
 
-def _measure(
-    target: Path, draft: Path | None, params: TuneParams, box: Box, book: Notebook
-) -> Profile:
-    tuner = TargetTuner(target, params.placement, book, params.budget_seconds)
+def _measure_target(
+    tuner: TargetTuner, params: TuneParams, box: Box, book: Notebook
+) -> tuple[Profile, list[Reading]]:
+    """What holds of the target alone, and the texts that it read."""
     try:
         kernels = book.stage("target's kernels", tuner.kernels)
         tiled = kernels["tiled"] or not _leave_tiled_kernels()
@@ -112,29 +128,46 @@ def _measure(
     finally:
         tuner.close()
     texts = [Reading.from_dict(values) for values in readings]
-    if draft is not None:
-        drafts = DraftTuner(
-            draft,
-            params.placement,
-            book,
-            tuner.budget,
-            target=found["target_cost"],
-            readings=texts,
-            thorough=params.thorough,
-        )
-        found |= _tune_draft(drafts, found["notes"])
     rates = match_rates([(text.tokens, text.start) for text in texts])
-    acceptance = Acceptance(found.pop("greedy", None), found.pop("sampled", None), rates)
-    return Profile(
+    profile = Profile(
         box=box,
-        target=_identified(target),
-        draft=_identified(draft) if draft else None,
+        target=_identified(tuner.path),
+        draft=None,
+        placement=params.placement,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        seconds={name: round(value, 2) for name, value in book.seconds.items()},
+        seconds=_rounded(book.seconds),
         tiled=tiled,
-        acceptance=acceptance,
-        **{**found, "notes": tuple(found["notes"])},
+        acceptance=Acceptance(None, None, rates),
+        **found,
     )
+    return profile, texts
+
+
+def _with_draft(alone: Profile, tuner: DraftTuner, book: Notebook) -> Profile:
+    """The pair's profile; the target's own, with a note, where the draft cannot be tuned."""
+    try:
+        tuner.run()
+    except HomespecError as exc:
+        note = f"The draft was left out: {exc.message}"
+        return replace(alone, seconds=_rounded(book.seconds), notes=(*alone.notes, note))
+    pays = tuner.pays()
+    best = tuner.best if pays else tuner.tried[0]
+    return replace(
+        alone,
+        draft=_identified(tuner.path),
+        seconds=_rounded(book.seconds),
+        draft_switches=typed(Switches, best["switches"]),
+        draft_cost=CostCurve.from_dict(best["curve"]),
+        fitted=tuner.best_fitted if pays else None,
+        draft_pays=pays,
+        acceptance=Acceptance(best["greedy"], best["sampled"], alone.acceptance.ngram),
+        variants=tuner.variants(),
+        notes=(*alone.notes, *tuner.notes),
+    )
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in seconds.items()}
 
 
 def _leave_tiled_kernels() -> bool:
@@ -184,7 +217,6 @@ def _tune_target(tuner: TargetTuner, book: Notebook, params: TuneParams) -> dict
         "target_switches": switches,
         "target_cost": CostCurve.from_dict(cost["curve"]),
         "default_promise": WidthPromise(bits["invariant"], bits["largest"], bits["slowdown"]),
-        "notes": notes,
     }
     if not bits["invariant"]:
         strict = book.stage("target strictly exact", lambda: tuner.strict(switches, params.strict))
@@ -195,32 +227,11 @@ def _tune_target(tuner: TargetTuner, book: Notebook, params: TuneParams) -> dict
             found["strict_promise"] = promise
             found["strict_cost"] = CostCurve.from_dict(strict["curve"])
             found["strict_by_default"] = promise.invariant and promise.slowdown <= EXACT_WORTH
-    return found
-
-
-def _tune_draft(tuner: DraftTuner, notes: list[str]) -> dict[str, Any]:
-    tuner.run()
-    pays = tuner.pays()
-    best, fitted = tuner.best, tuner.best_fitted
-    if fitted and not pays:
-        drop(fitted)
-        best, fitted = tuner.tried[0], None
-    return {
-        "draft_switches": typed(Switches, best["switches"]),
-        "draft_cost": CostCurve.from_dict(best["curve"]),
-        "fitted": fitted,
-        "draft_pays": pays,
-        "greedy": best["greedy"],
-        "sampled": best["sampled"],
-        "variants": tuner.variants(),
-        "notes": [*notes, *tuner.notes],
-    }
+    return found | {"notes": tuple(notes)}
 
 
 def _identified(path: Path) -> FileIdentity:
     """A file's identity, with the digest by which it is known again when copied or renamed."""
     if len(shard_names(path.name)) > 1:
         return identify(path)
-    digest = sha256_of(path)
-    remember_verified(path, digest)
-    return identify(path, sha256=digest)
+    return identify(path, sha256=remembered_sha256(path))
