@@ -45,6 +45,10 @@ SCHEMA = {
 }
 
 
+# Rules that begin with the next one in two ways.
+TWICE = "".join(f"a{i} ::= a{i + 1} | a{i + 1}\n" for i in range(60)) + 'a60 ::= "x"\nroot ::= a0'
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny, with a template that has a place for tools."""
@@ -215,6 +219,10 @@ def test_answers_by_schema_are_json(server: ServerProcess) -> None:
         {"grammar": "root ::= " + "|".join(['"a"'] * 9000)},
         {"json_schema": {"type": "array", "items": {"type": "null"}, "minItems": 10**9}},
         {"json_schema": {"type": "string", "minLength": 2000, "maxLength": 4000}},
+        {"json_schema": {"type": "string", "pattern": "^a{2000000000}$"}},
+        {"json_schema": {"type": "string", "pattern": "^[{]([^}]{,1_0000}){1,9000000}$"}},
+        {"grammar": "root ::= " + "(" * 200_000},
+        {"grammar": TWICE},
         {"json_schema": {"$ref": "http://127.0.0.1/schema.json"}},
         {"json_schema": {"enum": ["x" * 100] * 1000}},
     ],
