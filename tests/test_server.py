@@ -560,6 +560,17 @@ def test_the_prompt_of_messages_and_its_tokens(server: ServerProcess) -> None:
     made = server.client().chat.completions.create(model="tiny", messages=QUESTION, max_tokens=1)
     assert len(tokens["tokens"]) == made.usage.prompt_tokens
     assert server.post("/tokenize", json={"content": 3}).status_code == 400
+    spelt = server.post("/tokenize", json={"content": "<|end|>", "parse_special": False}).json()
+    special = server.post("/tokenize", json={"content": "<|end|>"}).json()
+    assert len(spelt["tokens"]) > len(special["tokens"]) == 1
+
+
+def test_the_prompt_of_messages_is_read_as_a_chat_is(server: ServerProcess) -> None:
+    asked = {"messages": QUESTION, "tools": [WEATHER]}
+    assert "Oslo" in server.post("/apply-template", json=asked).json()["prompt"]
+    schema = {"type": "array", "items": {"type": "null"}, "minItems": 10**9}
+    refused = server.post("/apply-template", json={"messages": QUESTION, "json_schema": schema})
+    assert refused.json()["error"]["code"] == "grammar_too_large"
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])

@@ -10,7 +10,7 @@ from typing import Any, cast
 from homespec.api import CHAT, Call, Defaults, read_call
 from homespec.decoding.sampling import MAX_SEED
 from homespec.errors import UsageError
-from homespec.llama.chat_template import Message
+from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.scheduling.job import Request
 from homespec.server.errors import ApiError
 from homespec.server.grammars import check_grammar, check_schemas
@@ -137,27 +137,33 @@ def requests_of(resident: Resident, asked: Asked) -> list[Request]:
     return found
 
 
+def rendered(template: ChatTemplate | None, asked: Asked) -> str:
+    """The prompt of a chat. Raises RefusedError, and ApiError for a model without a template."""
+    if template is None:
+        raise ApiError(
+            400,
+            "This model has no chat template: it continues text, but does not chat.",
+            hint="Use /v1/completions.",
+        )
+    [call] = asked.calls
+    messages = cast("list[Message]", list(call.prompt))
+    if call.system:
+        messages = [{"role": "system", "content": call.system}, *messages]
+    if asked.tools is None:
+        return template.render(messages)
+    return asked.tools.render(template, messages)
+
+
 def _tokens(resident: Resident, asked: Asked, call: Call) -> list[int]:
-    engine = resident.engine
-    if not call.chat:
-        if isinstance(call.prompt, list):
-            tokens = [int(token) for token in call.prompt]
-        else:
-            tokens = engine.encode(call.prompt, raw=True)
+    engine, template = resident.engine, resident.template
+    if call.chat:
+        text = rendered(template, asked)
+        assert template is not None
+        tokens = template.tokenize(text)
+    elif isinstance(call.prompt, list):
+        tokens = [int(token) for token in call.prompt]
     else:
-        if resident.template is None:
-            raise ApiError(
-                400,
-                "This model has no chat template: it continues text, but does not chat.",
-                hint="Use /v1/completions.",
-            )
-        messages = cast("list[Message]", list(call.prompt))
-        if call.system:
-            messages = [{"role": "system", "content": call.system}, *messages]
-        if asked.tools is None:
-            tokens = resident.template.encode(messages)
-        else:
-            tokens = asked.tools.encode(resident.template, messages)
+        tokens = engine.encode(call.prompt, raw=True)
     if len(tokens) > engine.row_ctx:
         raise ApiError(
             400,

@@ -42,8 +42,8 @@ class Tools:
         """What can be called."""
         return frozenset(function["name"] for function in self.functions)
 
-    def encode(self, template: ChatTemplate, messages: list[Message]) -> list[int]:
-        """The prompt's tokens. Raises RefusedError, and ApiError for a template without tools."""
+    def render(self, template: ChatTemplate, messages: list[Message]) -> str:
+        """The prompt. Raises RefusedError, and ApiError for a template without tools."""
         if "tools" not in template.source:
             raise ApiError(
                 400, "The chat template of this model has no place for tools.", param="tools"
@@ -52,7 +52,7 @@ class Tools:
         prompt = template.render([_with_objects(one) for one in messages], tools=offered)
         if self.forced and is_tagged(template):
             prompt += OPEN + "\n"
-        return template.tokenize(prompt)
+        return prompt
 
     def grammar(self, template: ChatTemplate | None) -> str:
         """GBNF for one call of what was chosen."""
