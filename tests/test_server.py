@@ -323,6 +323,7 @@ def test_requests_that_cannot_be_meant(server: ServerProcess) -> None:
         (json.dumps({"messages": QUESTION, "n": 99}), 400),
         (json.dumps({"messages": QUESTION, "logit_bias": {"99999": 1}}), 400),
         (json.dumps({"messages": QUESTION, "seed": 10**30}), 400),
+        (json.dumps({"messages": QUESTION, "temperature": 10**400}), 400),
     ):
         answer = server.post(chat, content=body, headers={"content-type": "application/json"})
         assert (answer.status_code, body[:80]) == (status, body[:80])

@@ -77,7 +77,7 @@ class Job:
         self.drafter = RatedLookup(matches) if matches is not None and drafts else None
         self.max_depth = _DEPTH if params.draft_depth is None else params.draft_depth
         self.alone: Speculation | None = None
-        self._chain = SamplerChain(model, sampling)
+        self._chain = SamplerChain(model, sampling.within(n_ctx))
         self._rule = RULES["greedy" if sampling.greedy else params.rule or "match"]
         self._end_tokens = end_tokens
         self._text = TextStream(tokenizer.piece, params.stop)
