@@ -186,7 +186,8 @@ class Gate:
                 code="host",
                 hint="--allow-host of homespec serve adds one.",
             )
-        if request.url.path in _OPEN or self._keys.admit(request.headers.get("authorization")):
+        # Not request.url: older Starlettes make it of the Host header, which is the client's.
+        if request.scope["path"] in _OPEN or self._keys.admit(request.headers.get("authorization")):
             return None
         return ApiError(
             401,
