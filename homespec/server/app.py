@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -179,7 +180,7 @@ class Gate:
 
     def _refusal(self, request: Request) -> ApiError | None:
         # A web page can make its own name point here: then it asks in the name of its reader.
-        if self._hosts is not None and _host_of(request) not in self._hosts:
+        if self._hosts is not None and not _is_own(_host_of(request), self._hosts):
             return ApiError(
                 403,
                 "The server is not called by this name.",
@@ -203,6 +204,14 @@ def _host_of(request: Request) -> str:
     if host.startswith("["):
         return host.partition("]")[0][1:]
     return host.partition(":")[0].lower()
+
+
+def _is_own(host: str, names: tuple[str, ...]) -> bool:
+    """Whether it is one of the names, or an address: nobody can make that point elsewhere."""
+    try:
+        return host in names or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 async def _told(_: Request, exc: HomespecError) -> Response:
