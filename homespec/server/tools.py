@@ -17,6 +17,7 @@ from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.sampler import json_schema_grammar
 from homespec.server.errors import ApiError
 from homespec.server.grammars import check_grammar, check_schema
+from homespec.server.references import with_definitions
 from homespec.server.settings import Limits
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -57,19 +58,19 @@ class Tools:
     def grammar(self, template: ChatTemplate | None) -> str:
         """GBNF for one call of what was chosen."""
         key = "arguments" if template is None or is_tagged(template) else "parameters"
-        chosen = [f for f in self.functions if self.choice in ("required", f["name"])]
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": function["name"]},
-                    key: function.get("parameters") or {"type": "object"},
-                },
-                "required": ["name", key],
-            }
-            for function in chosen
-        ]
-        grammar = json_schema_grammar(calls[0] if len(calls) == 1 else {"anyOf": calls})
+        calls: list[dict[str, Any]] = []
+        definitions: dict[str, Any] = {}
+        for i, function in enumerate(self.functions):
+            if self.choice not in ("required", function["name"]):
+                continue
+            schema, own = with_definitions(
+                function.get("parameters") or {"type": "object"}, f"t{i}"
+            )
+            definitions |= own
+            properties = {"name": {"const": function["name"]}, key: schema}
+            calls.append({"type": "object", "properties": properties, "required": ["name", key]})
+        wanted = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        grammar = json_schema_grammar({**wanted, "$defs": definitions})
         check_grammar(grammar, self.limits)
         return grammar
 
