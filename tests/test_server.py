@@ -263,6 +263,55 @@ def test_a_tool_that_must_be_called_is_called(server: ServerProcess) -> None:
     assert again.choices[0].finish_reason in ("length", "stop")
 
 
+def test_functions_are_tools_in_an_older_form(server: ServerProcess) -> None:
+    asked = {
+        "messages": QUESTION,
+        "functions": [WEATHER["function"]],
+        "function_call": {"name": "weather"},
+        "temperature": 0,
+    }
+    [choice] = server.post("/v1/chat/completions", json=asked).json()["choices"]
+    assert choice["finish_reason"] == "function_call"
+    called = choice["message"]["function_call"]
+    assert called["name"] == "weather"
+    assert json.loads(called["arguments"])["city"] in ("Oslo", "Rome")
+    lines = server.post("/v1/chat/completions", json={**asked, "stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert [delta["function_call"] for delta in deltas if "function_call" in delta] == [called]
+    assert events[-1]["choices"][0]["finish_reason"] == "function_call"
+    answered = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "function_call": called},
+        {"role": "function", "name": "weather", "content": "Rain"},
+    ]
+    again = {**asked, "messages": answered, "function_call": "none", "max_tokens": 4}
+    assert server.post("/v1/chat/completions", json=again).status_code == 200
+    prompt = server.post("/apply-template", json={"messages": answered}).json()["prompt"]
+    assert "<|im_start|>tool\nRain" in prompt
+    for wrong in ({"tools": [WEATHER]}, {"functions": 3}, {"function_call": {"name": "other"}}):
+        refused = server.post("/v1/chat/completions", json={**asked, **wrong})
+        assert refused.status_code == 400
+
+
+def test_a_tool_that_must_be_called_may_refer_to_its_own_parts(server: ServerProcess) -> None:
+    schema = {
+        "$defs": {"City": {"enum": ["Oslo"]}},
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/City"}},
+        "required": ["city"],
+    }
+    tool = {"type": "function", "function": {"name": "map", "parameters": schema}}
+    other = {"type": "function", "function": {"name": "clock"}}
+    forced = {"type": "function", "function": {"name": "map"}}
+    for tools in ([tool], [other, tool]):
+        made = server.client().chat.completions.create(
+            model="tiny", messages=QUESTION, tools=tools, tool_choice=forced
+        )
+        [call] = made.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Oslo"}
+
+
 def test_log_probabilities(server: ServerProcess) -> None:
     client = server.client()
     asked = {"model": "tiny", "messages": QUESTION, "max_tokens": 6, "logprobs": True}

@@ -109,6 +109,7 @@ class _One:
             chat=asked.chat,
             n=asked.n,
             told=asked.num_logprobs is not None,
+            old=asked.tools is not None and asked.tools.old,
         )
         self._choices = [Choice(i) for i in range(asked.num_choices)]
 
@@ -154,7 +155,7 @@ class _One:
             if asked.tools is not None:
                 choice.text, choice.calls = asked.tools.read(choice.text)
                 if choice.calls:
-                    choice.finish_reason = "tool_calls"
+                    choice.finish_reason = "function_call" if asked.tools.old else "tool_calls"
         return choice
 
     async def _stream(

@@ -13,6 +13,7 @@ from homespec.errors import UsageError
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.scheduling.job import Request
 from homespec.server.errors import ApiError
+from homespec.server.functions import with_tools
 from homespec.server.grammars import check_grammar, check_schemas
 from homespec.server.host import Resident
 from homespec.server.settings import Limits
@@ -61,6 +62,8 @@ def read_asked(url: str, body: Mapping[str, Any], defaults: Defaults, limits: Li
     n = _count(left, "n", 1, limits.choices)
     num_logprobs = _logprobs(left, chat)
     tools = read_tools(left, limits) if chat else None
+    if "messages" in left:
+        left["messages"] = with_tools(left["messages"])
     _check_lists(left, limits)
     check_schemas(left, limits)
     calls = tuple(read_call(url, each, defaults) for each in _bodies(left, chat, limits, n))

@@ -168,7 +168,7 @@ def _chat(limits: Limits) -> Schema:
     message = {
         "type": "object",
         "properties": {
-            "role": {"enum": ["system", "user", "assistant", "tool"]},
+            "role": {"enum": ["system", "user", "assistant", "tool", "function"]},
             "content": {"anyOf": [_TEXT, {"type": "array", "items": part}]},
         },
         "required": ["role", "content"],
@@ -199,6 +199,8 @@ def _chat(limits: Limits) -> Schema:
         "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
         "tools": {"type": "array", "items": tool, "maxItems": limits.tools},
         "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required"]}, {"type": "object"}]},
+        "functions": {"type": "array", "items": function, "maxItems": limits.tools},
+        "function_call": {"anyOf": [{"enum": ["auto", "none"]}, {"type": "object"}]},
     }
     return _object({**_common(limits), **own}, "messages")
 

@@ -16,6 +16,7 @@ from homespec.errors import UsageError
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.sampler import json_schema_grammar
 from homespec.server.errors import ApiError
+from homespec.server.functions import as_tools
 from homespec.server.grammars import check_grammar, check_schema
 from homespec.server.references import with_definitions
 from homespec.server.settings import Limits
@@ -27,11 +28,15 @@ _BARE = ("<|python_tag|>", "[TOOL_CALLS]")
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that the model may call. choice: `auto`, `required`, or the name of one."""
+    """Functions that the model may call. choice: `auto`, `required`, or the name of one.
+
+    old: whether the client knows them as functions only.
+    """
 
     functions: tuple[dict[str, Any], ...]
     choice: str
     limits: Limits
+    old: bool = False
 
     @property
     def forced(self) -> bool:
@@ -151,6 +156,7 @@ def is_tagged(template: ChatTemplate) -> bool:
 
 def read_tools(left: dict[str, Any], limits: Limits) -> Tools | None:
     """The tools of a body, taken out of it. Raises UsageError and ApiError."""
+    old = as_tools(left)
     value, choice = left.pop("tools", []), left.pop("tool_choice", "auto")
     left.pop("parallel_tool_calls", None)
     if not isinstance(value, list) or len(value) > limits.tools:
@@ -169,7 +175,7 @@ def read_tools(left: dict[str, Any], limits: Limits) -> Tools | None:
         raise UsageError("tool_choice must be auto, none, required or a function.")
     if choice == "required" and not functions:
         raise UsageError("tool_choice is required, but there are no tools.")
-    return Tools(functions, choice, limits) if functions and choice != "none" else None
+    return Tools(functions, choice, limits, old) if functions and choice != "none" else None
 
 
 def _function(value: Any) -> dict[str, Any]:
