@@ -166,17 +166,20 @@ class _One:
         events: AsyncIterator[Piece | None],
     ) -> AsyncIterator[str]:
         held = {i: Held(asked.tools) for i in range(asked.num_choices)} if asked.tools else {}
-        status = CLOSED
+        status, told = CLOSED, clock()
         try:
             for index in range(asked.num_choices if asked.chat else 0):
                 yield event(self._bodies.first(index))
             piece: Piece | None = first
             while True:
-                if piece is None:
+                bodies = [] if piece is None else self._events(asked, running, piece, held)
+                for body in bodies:
+                    yield event(body)
+                if bodies:
+                    told = clock()
+                elif piece is None or clock() - told >= PING_SECONDS:  # what is held back is silent
                     yield PING
-                else:
-                    for body in self._events(asked, running, piece, held.get(piece.index)):
-                        yield event(body)
+                    told = clock()
                 try:
                     piece = await anext(events)
                 except StopAsyncIteration:
@@ -192,10 +195,10 @@ class _One:
             self.note(status)
 
     def _events(
-        self, asked: Asked, running: Running, piece: Piece, held: Held | None
+        self, asked: Asked, running: Running, piece: Piece, holds: dict[int, Held]
     ) -> list[dict[str, Any]]:
         """The bodies that a piece makes."""
-        bodies, index = self._bodies, piece.index
+        bodies, index, held = self._bodies, piece.index, holds.get(piece.index)
         text = held.push(piece.text) if held else piece.text
         found = []
         if text or piece.logprobs:
