@@ -70,7 +70,7 @@ class Job:
         self.request = request
         self.result: Result | None = None
         self.error: HomespecError | None = None
-        self.submitted = clock()
+        self.placed = 0.0  # when it was begun, by the clock
         self.sequence: CachedSequence | None = None
         self.logprobs: list[TokenLogprobs] = []  # of all tokens, an end token too
         drafts = matches is not None and params.spec_type != "none"
@@ -125,6 +125,7 @@ class Job:
             end_tokens=self._end_tokens,
             min_draft=self.request.params.min_draft,
         )
+        self.placed = clock()
         self._answer = Answer(
             decoder,
             self.request.tokens,

@@ -127,8 +127,8 @@ class _One:
         requests = await in_thread(lambda: requests_of(resident, asked))
         waited = clock() - self._began
 
-        def ended(result: Result) -> None:
-            first = waited + result.stats.time_to_first_token_seconds
+        def ended(result: Result, placed: float) -> None:
+            first = placed - self._began + result.stats.time_to_first_token_seconds
             shared.metrics.answered(result.stats, first)
 
         running = Running(resident.service, requests, limit - waited, ended)
