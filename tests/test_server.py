@@ -16,8 +16,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from homespec.chat.conversation import Conversation
+from homespec.chat.remote_engine import RemoteEngine
+from homespec.chat.settings import Settings
 from homespec.decoding.sampling import SamplingParams
 from homespec.engine import Engine, LoadParams
+from homespec.errors import ContextFullError
 
 from tests.server_process import ServerProcess, serving, until
 from tests.tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -574,6 +578,25 @@ def test_an_idle_model_is_let_go_and_loaded_again(model: Path) -> None:
         assert server.metric("model_loaded") == 0
         assert client.models.list().data
         assert client.completions.create(**asked).choices[0].text == before.choices[0].text
+        until(lambda: server.get("/health").json()["model"] == "let go")
+        with RemoteEngine(f"{server.url}/v1") as engine:
+            with pytest.raises(ContextFullError, match="holds 256"):
+                Conversation(engine).ask("word " * 300)
+            assert engine.n_ctx == 256
+
+
+def test_a_chat_that_waits_for_its_answer_can_be_stopped(slow_server: ServerProcess) -> None:
+    streams = [endless(slow_server, f"Go {i}") for i in range(2)]
+    with RemoteEngine(f"{slow_server.url}/v1") as engine, ThreadPoolExecutor(1) as pool:
+        answering = engine.answer(QUESTION, Settings())
+        heard = pool.submit(lambda: list(answering))
+        until(lambda: slow_server.metric("requests_waiting") == 1)
+        engine.abort()
+        with pytest.raises(KeyboardInterrupt):
+            heard.result(10)
+        until(lambda: slow_server.metric("requests_waiting") == 0, 5)
+    for stream in streams:
+        stream.close()
 
 
 def test_a_chat_in_the_terminal_talks_to_it(server: ServerProcess) -> None:
