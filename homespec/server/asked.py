@@ -67,6 +67,8 @@ def read_asked(url: str, body: Mapping[str, Any], defaults: Defaults, limits: Li
     _check_lists(left, limits)
     check_schemas(left, limits)
     calls = tuple(read_call(url, each, defaults) for each in _bodies(left, chat, limits, n))
+    if "seed" not in left:
+        calls = tuple(_seeded(call, defaults.sampling.seed) for call in calls)
     grammar = calls[0].sampling.grammar
     if grammar is not None:
         if tools is not None and tools.forced:
@@ -74,6 +76,10 @@ def read_asked(url: str, body: Mapping[str, Any], defaults: Defaults, limits: Li
         check_grammar(grammar, limits)
     include_usage = bool(options.get("include_usage", False))
     return Asked(calls, n, stream, include_usage, num_logprobs, tools)
+
+
+def _seeded(call: Call, seed: int | None) -> Call:
+    return replace(call, sampling=replace(call.sampling, seed=seed))
 
 
 def _bodies(left: dict[str, Any], chat: bool, limits: Limits, n: int) -> list[dict[str, Any]]:
