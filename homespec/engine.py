@@ -75,7 +75,7 @@ class Engine(LoadedTarget):
             self.context, self.draft_context, self.compatibility, self.tokenizer.end_tokens
         )
         how = build(pairing, params, sampling, self.learned)
-        chain = SamplerChain(self.model, sampling)
+        chain = SamplerChain(self.model, sampling.within(self.context.n_ctx))
         decoder = SpeculativeDecoder(
             target=self.context,
             drafter=how.drafter,

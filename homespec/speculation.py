@@ -94,7 +94,7 @@ def _rule(params: GenerateParams, sampling: SamplingParams, sampled: bool) -> Ac
 
 def _draft_chain(draft: Context, sampling: SamplingParams, sampled: bool) -> SamplerChain:
     if sampled:
-        return SamplerChain(draft.model, replace(sampling, grammar=None))
+        return SamplerChain(draft.model, replace(sampling.within(draft.n_ctx), grammar=None))
     # A greedy draft needs probabilities for its confidence alone; llama.cpp asks the top 10 too.
     return SamplerChain(draft.model, SamplingParams(temperature=1, top_k=10, top_p=1, min_p=0))
 

@@ -96,6 +96,12 @@ def test_a_grammar_cuts_before_top_k(model: Model, row) -> None:
         assert set(chain.distribution(row).ids) <= set(tokenizer.end_tokens)
 
 
+def twice(depth: int, rule: str = "a{0} | a{0}") -> str:
+    """Rules that begin with the next one in two ways."""
+    rules = [f"a{i} ::= {rule.format(i + 1)}\nb{i} ::= a{i}" for i in range(depth)]
+    return "\n".join(["root ::= a0", *rules, f'a{depth} ::= "x"', f"b{depth} ::= a{depth}"])
+
+
 @pytest.mark.parametrize(
     ("grammar", "words"),
     [
@@ -104,6 +110,13 @@ def test_a_grammar_cuts_before_top_k(model: Model, row) -> None:
         ('top ::= "a"', "root"),
         ('root ::= root "a"', "parse"),
         ("", "root"),
+        ("root ::= " + "(" * 100_000, "parentheses"),
+        ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "parentheses"),
+        ("root ::= # \r" + "(" * 100_000, "parentheses"),
+        (twice(40), "begin with one another"),
+        (twice(40, "a{0} | (b{0})?"), "begin with one another"),
+        (twice(40, "(a{0} | a{0}){{1,2}}"), "begin with one another"),
+        (twice(40, '"" a{0} | [] a{0}+'), "begin with one another"),
     ],
 )
 def test_a_grammar_that_does_not_parse_is_explained(
@@ -112,6 +125,18 @@ def test_a_grammar_that_does_not_parse_is_explained(
     with pytest.raises(UsageError, match=words):
         SamplerChain(model, SamplingParams(grammar=grammar))
     assert capfd.readouterr().err == ""
+
+
+def test_parentheses_as_a_schema_may_need_them(model: Model) -> None:
+    grammar = json_schema_grammar({"type": "string", "maxLength": 1000})
+    assert "(" * 2 in grammar.replace("char ", "")
+    SamplerChain(model, SamplingParams(grammar=grammar)).close()
+    SamplerChain(model, SamplingParams(grammar=twice(8))).close()
+    SamplerChain(model, SamplingParams(grammar=twice(900, 'a{0} | "y"'))).close()
+    optional = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(400)}}
+    SamplerChain(model, SamplingParams(grammar=json_schema_grammar(optional))).close()
+    spelt = "root ::= " + '"(" [(] ' * 3000 + "# " + "(" * 3000
+    SamplerChain(model, SamplingParams(grammar=spelt)).close()
 
 
 def test_dry_and_xtc_are_built(model: Model, row) -> None:

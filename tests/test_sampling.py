@@ -37,6 +37,11 @@ def test_temperature_sharpens() -> None:
     [
         {"temperature": -0.1},
         {"temperature": float("nan")},
+        {"temperature": 10**400},
+        {"presence_penalty": -(10**400)},
+        {"dry_base": float("inf")},
+        {"dry_penalty_last_n": 2**31},
+        {"top_k": 2**32 + 1},
         {"top_k": -1},
         {"top_p": 1.5},
         {"min_p": -1},
@@ -49,6 +54,11 @@ def test_values_out_of_range_are_named(bad: dict[str, float]) -> None:
     [name] = bad
     with pytest.raises(UsageError, match=name):
         SamplingParams(**bad)
+
+
+def test_windows_end_with_the_context() -> None:
+    params = SamplingParams(repeat_last_n=2**31 - 1, dry_penalty_last_n=7).within(100)
+    assert (params.repeat_last_n, params.dry_penalty_last_n) == (100, 7)
 
 
 def test_sampling_inverts_the_cumulative_sum() -> None:

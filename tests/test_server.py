@@ -16,8 +16,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from homespec.chat.conversation import Conversation
+from homespec.chat.remote_engine import RemoteEngine
+from homespec.chat.settings import Settings
 from homespec.decoding.sampling import SamplingParams
 from homespec.engine import Engine, LoadParams
+from homespec.errors import ContextFullError
 
 from tests.server_process import ServerProcess, serving, until
 from tests.tiny_gguf import CHAT_TEMPLATE, write_tiny_gguf
@@ -43,6 +47,10 @@ SCHEMA = {
     "required": ["colour", "sure"],
     "additionalProperties": False,
 }
+
+
+# Rules that begin with the next one in two ways.
+TWICE = "".join(f"a{i} ::= a{i + 1} | a{i + 1}\n" for i in range(60)) + 'a60 ::= "x"\nroot ::= a0'
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +223,10 @@ def test_answers_by_schema_are_json(server: ServerProcess) -> None:
         {"grammar": "root ::= " + "|".join(['"a"'] * 9000)},
         {"json_schema": {"type": "array", "items": {"type": "null"}, "minItems": 10**9}},
         {"json_schema": {"type": "string", "minLength": 2000, "maxLength": 4000}},
+        {"json_schema": {"type": "string", "pattern": "^a{2000000000}$"}},
+        {"json_schema": {"type": "string", "pattern": "^[{]([^}]{,1_0000}){1,9000000}$"}},
+        {"grammar": "root ::= " + "(" * 200_000},
+        {"grammar": TWICE},
         {"json_schema": {"$ref": "http://127.0.0.1/schema.json"}},
         {"json_schema": {"enum": ["x" * 100] * 1000}},
     ],
@@ -253,6 +265,55 @@ def test_a_tool_that_must_be_called_is_called(server: ServerProcess) -> None:
         model="tiny", messages=answered, tools=[WEATHER], max_tokens=4
     )
     assert again.choices[0].finish_reason in ("length", "stop")
+
+
+def test_functions_are_tools_in_an_older_form(server: ServerProcess) -> None:
+    asked = {
+        "messages": QUESTION,
+        "functions": [WEATHER["function"]],
+        "function_call": {"name": "weather"},
+        "temperature": 0,
+    }
+    [choice] = server.post("/v1/chat/completions", json=asked).json()["choices"]
+    assert choice["finish_reason"] == "function_call"
+    called = choice["message"]["function_call"]
+    assert called["name"] == "weather"
+    assert json.loads(called["arguments"])["city"] in ("Oslo", "Rome")
+    lines = server.post("/v1/chat/completions", json={**asked, "stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert [delta["function_call"] for delta in deltas if "function_call" in delta] == [called]
+    assert events[-1]["choices"][0]["finish_reason"] == "function_call"
+    answered = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "function_call": called},
+        {"role": "function", "name": "weather", "content": "Rain"},
+    ]
+    again = {**asked, "messages": answered, "function_call": "none", "max_tokens": 4}
+    assert server.post("/v1/chat/completions", json=again).status_code == 200
+    prompt = server.post("/apply-template", json={"messages": answered}).json()["prompt"]
+    assert "<|im_start|>tool\nRain" in prompt
+    for wrong in ({"tools": [WEATHER]}, {"functions": 3}, {"function_call": {"name": "other"}}):
+        refused = server.post("/v1/chat/completions", json={**asked, **wrong})
+        assert refused.status_code == 400
+
+
+def test_a_tool_that_must_be_called_may_refer_to_its_own_parts(server: ServerProcess) -> None:
+    schema = {
+        "$defs": {"City": {"enum": ["Oslo"]}},
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/City"}},
+        "required": ["city"],
+    }
+    tool = {"type": "function", "function": {"name": "map", "parameters": schema}}
+    other = {"type": "function", "function": {"name": "clock"}}
+    forced = {"type": "function", "function": {"name": "map"}}
+    for tools in ([tool], [other, tool]):
+        made = server.client().chat.completions.create(
+            model="tiny", messages=QUESTION, tools=tools, tool_choice=forced
+        )
+        [call] = made.choices[0].message.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Oslo"}
 
 
 def test_log_probabilities(server: ServerProcess) -> None:
@@ -315,6 +376,7 @@ def test_requests_that_cannot_be_meant(server: ServerProcess) -> None:
         (json.dumps({"messages": QUESTION, "n": 99}), 400),
         (json.dumps({"messages": QUESTION, "logit_bias": {"99999": 1}}), 400),
         (json.dumps({"messages": QUESTION, "seed": 10**30}), 400),
+        (json.dumps({"messages": QUESTION, "temperature": 10**400}), 400),
     ):
         answer = server.post(chat, content=body, headers={"content-type": "application/json"})
         assert (answer.status_code, body[:80]) == (status, body[:80])
@@ -516,6 +578,25 @@ def test_an_idle_model_is_let_go_and_loaded_again(model: Path) -> None:
         assert server.metric("model_loaded") == 0
         assert client.models.list().data
         assert client.completions.create(**asked).choices[0].text == before.choices[0].text
+        until(lambda: server.get("/health").json()["model"] == "let go")
+        with RemoteEngine(f"{server.url}/v1") as engine:
+            with pytest.raises(ContextFullError, match="holds 256"):
+                Conversation(engine).ask("word " * 300)
+            assert engine.n_ctx == 256
+
+
+def test_a_chat_that_waits_for_its_answer_can_be_stopped(slow_server: ServerProcess) -> None:
+    streams = [endless(slow_server, f"Go {i}") for i in range(2)]
+    with RemoteEngine(f"{slow_server.url}/v1") as engine, ThreadPoolExecutor(1) as pool:
+        answering = engine.answer(QUESTION, Settings())
+        heard = pool.submit(lambda: list(answering))
+        until(lambda: slow_server.metric("requests_waiting") == 1)
+        engine.abort()
+        with pytest.raises(KeyboardInterrupt):
+            heard.result(10)
+        until(lambda: slow_server.metric("requests_waiting") == 0, 5)
+    for stream in streams:
+        stream.close()
 
 
 def test_a_chat_in_the_terminal_talks_to_it(server: ServerProcess) -> None:
@@ -552,6 +633,17 @@ def test_the_prompt_of_messages_and_its_tokens(server: ServerProcess) -> None:
     made = server.client().chat.completions.create(model="tiny", messages=QUESTION, max_tokens=1)
     assert len(tokens["tokens"]) == made.usage.prompt_tokens
     assert server.post("/tokenize", json={"content": 3}).status_code == 400
+    spelt = server.post("/tokenize", json={"content": "<|end|>", "parse_special": False}).json()
+    special = server.post("/tokenize", json={"content": "<|end|>"}).json()
+    assert len(spelt["tokens"]) > len(special["tokens"]) == 1
+
+
+def test_the_prompt_of_messages_is_read_as_a_chat_is(server: ServerProcess) -> None:
+    asked = {"messages": QUESTION, "tools": [WEATHER]}
+    assert "Oslo" in server.post("/apply-template", json=asked).json()["prompt"]
+    schema = {"type": "array", "items": {"type": "null"}, "minItems": 10**9}
+    refused = server.post("/apply-template", json={"messages": QUESTION, "json_schema": schema})
+    assert refused.json()["error"]["code"] == "grammar_too_large"
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])

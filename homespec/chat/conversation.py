@@ -88,10 +88,12 @@ class Conversation:
         readings: dict[int, Reading] = {}
 
         def count(kept: Sequence[Message]) -> int:
-            reading = readings[len(kept)] = self.engine.measure(self.sent(kept), self.settings)
-            return reading.num_tokens
+            if len(kept) not in readings:
+                readings[len(kept)] = self.engine.measure(self.sent(kept), self.settings)
+            return readings[len(kept)].num_tokens
 
         budget = self.settings.generate.max_tokens
+        count(messages[self.start :])  # a server loads its model for it, and knows its context then
         start = first_that_fits(messages, self.start, self.engine.n_ctx, count, budget)
         notices = []
         if start > self.start:

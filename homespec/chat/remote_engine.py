@@ -40,8 +40,16 @@ class RemoteEngine:
         self._client = httpx.Client(
             base_url=root, headers=headers, timeout=timeout, trust_env=False
         )
+        # Answers have connections of their own, which `abort` closes.
+        self._answers = httpx.Client(
+            base_url=root,
+            headers=headers,
+            timeout=timeout,
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
         self._root = root
-        self._response: httpx.Response | None = None
+        self._socket: socket.socket | None = None
         self.aborted = False
         try:
             self.name = str(self._ask("GET", "/v1/models")["data"][0]["id"])
@@ -83,8 +91,13 @@ class RemoteEngine:
             try:
                 prompt = self._ask("POST", "/apply-template", {"messages": list(messages)})
                 body = {"content": prompt["prompt"], "add_special": True, "parse_special": True}
-                return Reading(len(self._ask("POST", "/tokenize", body)["tokens"]))
-            except (NetworkError, UsageError, LookupError, TypeError):
+                num_tokens = len(self._ask("POST", "/tokenize", body)["tokens"])
+                if self.n_ctx == _UNKNOWN_CONTEXT:  # it is loaded now
+                    self.n_ctx = self._context()
+                return Reading(num_tokens)
+            except NetworkError:
+                pass  # now, but perhaps not with the next message
+            except (UsageError, LookupError, TypeError):
                 self._counts = False
         length = sum(len(message["content"]) for message in messages)
         return Reading(length // _CHARACTERS + 8 * len(messages))
@@ -109,8 +122,9 @@ class RemoteEngine:
     def events(self, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         """The events of an answer. Raises KeyboardInterrupt after `abort`, and NetworkError."""
         try:
-            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-                self._response = response
+            with self._answers.stream(
+                "POST", "/v1/chat/completions", json=body, extensions={"trace": self._connected}
+            ) as response:
                 if response.status_code != 200:
                     response.read()
                 _check(response)
@@ -123,9 +137,17 @@ class RemoteEngine:
             if not self.aborted:
                 raise self._unreachable(exc) from exc
         finally:
-            self._response = None
+            self._socket = None
         if self.aborted:
             raise KeyboardInterrupt
+
+    def _connected(self, event: str, info: dict[str, Any]) -> None:
+        """Note the connection of an answer: it may be long before there is a response."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            connection = info["return_value"].get_extra_info("socket")
+            self._socket = connection if isinstance(connection, socket.socket) else None
+            if self.aborted:
+                self._shut_down()
 
     def describe(self) -> list[tuple[str, str]]:
         """Server and model."""
@@ -134,13 +156,13 @@ class RemoteEngine:
     def abort(self) -> None:
         """End the answer under way; may be called by any thread."""
         self.aborted = True
-        response = self._response
-        if response is not None:
-            stream = response.extensions.get("network_stream")
-            connection = stream.get_extra_info("socket") if stream else None
-            if isinstance(connection, socket.socket):
-                with suppress(OSError):  # whoever reads from it wakes up
-                    connection.shutdown(socket.SHUT_RDWR)
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        connection = self._socket
+        if connection is not None:
+            with suppress(OSError):  # whoever reads from it wakes up
+                connection.shutdown(socket.SHUT_RDWR)
 
     def save(self, folder: Path) -> None:
         """The server keeps what it has read."""
@@ -152,6 +174,7 @@ class RemoteEngine:
     def close(self) -> None:
         """Close the connection; once is enough, twice does no harm."""
         self._client.close()
+        self._answers.close()
 
     def __enter__(self) -> RemoteEngine:
         return self
@@ -220,12 +243,14 @@ def _changed(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _check(response: httpx.Response) -> None:
-    """Raises UsageError with the server's own words."""
+    """Raises UsageError with the server's own words, NetworkError where it cannot serve now."""
     if response.is_success:
         return
     try:
         message = response.json()["error"]["message"]
     except (ValueError, LookupError, TypeError):
         message = f"status {response.status_code}"
+    if response.status_code == 503:
+        raise NetworkError(f"The server cannot answer now: {message}")
     hint = "Give the key with --api-key." if response.status_code == 401 else None
     raise UsageError(f"The server refuses: {message}", hint=hint)

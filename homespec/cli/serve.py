@@ -77,7 +77,7 @@ def _keep_alive(_: click.Context, parameter: click.Parameter, value: str) -> flo
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name by which a server without keys may be called, besides localhost.",
+    help="A name by which a server without keys may be called, besides localhost and addresses.",
 )
 @parallel_option
 @click.option(
@@ -160,13 +160,13 @@ def command(pair: str | None, **flags: Any) -> None:
             f"The server needs a package that is not installed: {exc.name}.",
             hint="pip install 'homespec[server]'",
         ) from exc
-    own, exposed = flags["host"], not serving.is_loopback(flags["host"])
+    own = flags["host"]
     known = keys.Keys.of(flags["keys"], flags["key_file"])
     serving.check_exposure(own, known, allowed=flags["no_api_key"])
     logging.getLogger("homespec.server").setLevel(
         logging.WARNING if flags["quiet"] else logging.INFO
     )
-    defaults, params = _defaults(flags), _params(flags, exposed or bool(known))
+    defaults, params = _defaults(flags), _params(flags, bool(known))
     load, path = _loader(pair, flags)
     listener = serving.bind(own, flags["port"])
     with listener:
@@ -231,9 +231,8 @@ def _defaults(flags: dict[str, Any]) -> Defaults:
 
 
 def _params(flags: dict[str, Any], guarded: bool) -> ServerParams:
-    from homespec.server.serving import LOOPBACK_NAMES  # noqa: PLC0415
-
-    hosts = None if guarded else (*LOOPBACK_NAMES, *(name.lower() for name in flags["hosts"]))
+    names = ("localhost", flags["host"], *flags["hosts"])
+    hosts = None if guarded else tuple(name.lower() for name in names)
     return ServerParams(
         queue=flags["queue"],
         name=flags["alias"],

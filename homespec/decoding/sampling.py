@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from homespec.decoding.types import Distribution
 from homespec.errors import UsageError
 
 MAX_SEED = 2**32 - 1
+_FLOAT, _INT = float(np.finfo(np.float32).max), 2**31 - 1  # the largest that llama.cpp's types hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,14 @@ class SamplingParams:
                 hint="Leave the seed out to draw one.",
             )
 
+    def within(self, n_ctx: int) -> SamplingParams:
+        """With windows no longer than the context: no text fills more, and they are allocated."""
+        return replace(
+            self,
+            repeat_last_n=min(self.repeat_last_n, n_ctx),
+            dry_penalty_last_n=min(self.dry_penalty_last_n, n_ctx),
+        )
+
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
@@ -82,19 +91,19 @@ class SamplingParams:
 
 
 _RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0, math.inf),
-    "top_k": (0, math.inf),
+    "temperature": (0, _FLOAT),
+    "top_k": (0, _INT),
     "top_p": (0, 1),
     "min_p": (0, 1),
     "typical_p": (0, 1),
-    "repeat_penalty": (1e-6, math.inf),
-    "repeat_last_n": (0, math.inf),
-    "presence_penalty": (-math.inf, math.inf),
-    "frequency_penalty": (-math.inf, math.inf),
-    "dry_multiplier": (0, math.inf),
-    "dry_base": (1, math.inf),
-    "dry_allowed_length": (0, math.inf),
-    "dry_penalty_last_n": (0, math.inf),
+    "repeat_penalty": (1e-6, _FLOAT),
+    "repeat_last_n": (0, _INT),
+    "presence_penalty": (-_FLOAT, _FLOAT),
+    "frequency_penalty": (-_FLOAT, _FLOAT),
+    "dry_multiplier": (0, _FLOAT),
+    "dry_base": (1, _FLOAT),
+    "dry_allowed_length": (0, _INT),
+    "dry_penalty_last_n": (0, _INT),
     "xtc_probability": (0, 1),
     "xtc_threshold": (0, 1),
 }

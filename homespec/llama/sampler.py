@@ -16,6 +16,7 @@ from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.types import Distribution
 from homespec.errors import UsageError
 from homespec.llama.context import LogitsRow
+from homespec.llama.grammar import check_grammar_text
 from homespec.llama.library import captured_stderr, library
 from homespec.llama.model import Model
 
@@ -183,6 +184,7 @@ class SamplerChain(Closing):
     def _grammar(self, text: str) -> Any:
         if not text.strip():
             raise UsageError("The grammar is empty: it needs a rule named root.")
+        check_grammar_text(text)
         with captured_stderr() as said:  # the grammar parser prints, it does not log
             sampler = self._library.llama_sampler_init_grammar(
                 self._model.vocab, text.encode(), b"root"

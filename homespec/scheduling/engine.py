@@ -182,11 +182,12 @@ class ParallelEngine(LoadedTarget):
     def shrink(self) -> bool:
         """Forget ended sequences, and keep cells for one sequence only; whether that was possible.
 
-        Not while one runs. Raises OutOfMemoryError, and the engine is then of no use.
+        Not while one runs: to forget alone frees no memory, and nothing is forgotten then. Raises
+        OutOfMemoryError, and the engine is then of no use.
         """
-        self.scheduler.forget()
         if not self.scheduler.idle or self.cache.num_cells <= self.row_ctx:
             return False
+        self.scheduler.forget()
         settings = replace(self.cache.context.params, n_ctx=self.row_ctx)
         self.cache.close()
         self.cache = self._keep(SequenceCache(self.model, settings))

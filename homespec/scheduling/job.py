@@ -70,14 +70,14 @@ class Job:
         self.request = request
         self.result: Result | None = None
         self.error: HomespecError | None = None
-        self.submitted = clock()
+        self.placed = 0.0  # when it was begun, by the clock
         self.sequence: CachedSequence | None = None
         self.logprobs: list[TokenLogprobs] = []  # of all tokens, an end token too
         drafts = matches is not None and params.spec_type != "none"
         self.drafter = RatedLookup(matches) if matches is not None and drafts else None
         self.max_depth = _DEPTH if params.draft_depth is None else params.draft_depth
         self.alone: Speculation | None = None
-        self._chain = SamplerChain(model, sampling)
+        self._chain = SamplerChain(model, sampling.within(n_ctx))
         self._rule = RULES["greedy" if sampling.greedy else params.rule or "match"]
         self._end_tokens = end_tokens
         self._text = TextStream(tokenizer.piece, params.stop)
@@ -125,6 +125,7 @@ class Job:
             end_tokens=self._end_tokens,
             min_draft=self.request.params.min_draft,
         )
+        self.placed = clock()
         self._answer = Answer(
             decoder,
             self.request.tokens,

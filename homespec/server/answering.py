@@ -109,6 +109,7 @@ class _One:
             chat=asked.chat,
             n=asked.n,
             told=asked.num_logprobs is not None,
+            old=asked.tools is not None and asked.tools.old,
         )
         self._choices = [Choice(i) for i in range(asked.num_choices)]
 
@@ -126,8 +127,8 @@ class _One:
         requests = await in_thread(lambda: requests_of(resident, asked))
         waited = clock() - self._began
 
-        def ended(result: Result) -> None:
-            first = waited + result.stats.time_to_first_token_seconds
+        def ended(result: Result, placed: float) -> None:
+            first = placed - self._began + result.stats.time_to_first_token_seconds
             shared.metrics.answered(result.stats, first)
 
         running = Running(resident.service, requests, limit - waited, ended)
@@ -154,7 +155,7 @@ class _One:
             if asked.tools is not None:
                 choice.text, choice.calls = asked.tools.read(choice.text)
                 if choice.calls:
-                    choice.finish_reason = "tool_calls"
+                    choice.finish_reason = "function_call" if asked.tools.old else "tool_calls"
         return choice
 
     async def _stream(
@@ -165,17 +166,20 @@ class _One:
         events: AsyncIterator[Piece | None],
     ) -> AsyncIterator[str]:
         held = {i: Held(asked.tools) for i in range(asked.num_choices)} if asked.tools else {}
-        status = CLOSED
+        status, told = CLOSED, clock()
         try:
             for index in range(asked.num_choices if asked.chat else 0):
                 yield event(self._bodies.first(index))
             piece: Piece | None = first
             while True:
-                if piece is None:
+                bodies = [] if piece is None else self._events(asked, running, piece, held)
+                for body in bodies:
+                    yield event(body)
+                if bodies:
+                    told = clock()
+                elif piece is None or clock() - told >= PING_SECONDS:  # what is held back is silent
                     yield PING
-                else:
-                    for body in self._events(asked, running, piece, held.get(piece.index)):
-                        yield event(body)
+                    told = clock()
                 try:
                     piece = await anext(events)
                 except StopAsyncIteration:
@@ -191,10 +195,10 @@ class _One:
             self.note(status)
 
     def _events(
-        self, asked: Asked, running: Running, piece: Piece, held: Held | None
+        self, asked: Asked, running: Running, piece: Piece, holds: dict[int, Held]
     ) -> list[dict[str, Any]]:
         """The bodies that a piece makes."""
-        bodies, index = self._bodies, piece.index
+        bodies, index, held = self._bodies, piece.index, holds.get(piece.index)
         text = held.push(piece.text) if held else piece.text
         found = []
         if text or piece.logprobs:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,11 +16,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from homespec import __version__
-from homespec.api import CHAT, COMPLETION, Defaults, read_call
+from homespec.api import CHAT, COMPLETION, Defaults
 from homespec.errors import HomespecError
-from homespec.llama.chat_template import Message
 from homespec.server import host as states
 from homespec.server.answering import Answering
+from homespec.server.asked import read_asked, rendered
 from homespec.server.errors import ApiError, error_response, unavailable
 from homespec.server.host import Host, in_thread
 from homespec.server.keys import Keys
@@ -137,23 +138,25 @@ class Server:
     async def _apply_template(self, request: Request) -> Response:
         """The prompt that messages make, as llama-server gives it."""
         body = await read_body(request, self.params.limits)
-        call = read_call(CHAT, body, self.answering.defaults)
+        defaults, limits = self.answering.defaults, self.params.limits
+        asked = await in_thread(lambda: read_asked(CHAT, body, defaults, limits))
         async with self.host.use() as resident:
-            template = resident.template
-            if template is None:
-                raise ApiError(400, "This model has no chat template.")
-            messages = cast("list[Message]", list(call.prompt))
-            return JSONResponse({"prompt": await in_thread(lambda: template.render(messages))})
+            return JSONResponse(
+                {"prompt": await in_thread(lambda: rendered(resident.template, asked))}
+            )
 
     async def _tokenize(self, request: Request) -> Response:
         """The tokens of a text, as llama-server gives them."""
         body = await read_body(request, self.params.limits)
-        text, special = body.get("content"), body.get("add_special", False)
-        if not isinstance(text, str) or not isinstance(special, bool):
-            raise ApiError(400, "content must be a text, and add_special true or false.")
+        text = body.get("content")
+        special, parse = body.get("add_special", False), body.get("parse_special", True)
+        if not isinstance(text, str):
+            raise ApiError(400, "content must be a text.")
+        if not isinstance(special, bool) or not isinstance(parse, bool):
+            raise ApiError(400, "add_special and parse_special must be true or false.")
         async with self.host.use() as resident:
             encode = resident.engine.tokenizer.encode
-            tokens = await in_thread(lambda: encode(text, add_special=special, parse_special=True))
+            tokens = await in_thread(lambda: encode(text, add_special=special, parse_special=parse))
         return JSONResponse({"tokens": tokens})
 
     async def _openapi(self, _: Request) -> Response:
@@ -177,14 +180,15 @@ class Gate:
 
     def _refusal(self, request: Request) -> ApiError | None:
         # A web page can make its own name point here: then it asks in the name of its reader.
-        if self._hosts is not None and _host_of(request) not in self._hosts:
+        if self._hosts is not None and not _is_own(_host_of(request), self._hosts):
             return ApiError(
                 403,
                 "The server is not called by this name.",
                 code="host",
                 hint="--allow-host of homespec serve adds one.",
             )
-        if request.url.path in _OPEN or self._keys.admit(request.headers.get("authorization")):
+        # Not request.url: older Starlettes make it of the Host header, which is the client's.
+        if request.scope["path"] in _OPEN or self._keys.admit(request.headers.get("authorization")):
             return None
         return ApiError(
             401,
@@ -200,6 +204,14 @@ def _host_of(request: Request) -> str:
     if host.startswith("["):
         return host.partition("]")[0][1:]
     return host.partition(":")[0].lower()
+
+
+def _is_own(host: str, names: tuple[str, ...]) -> bool:
+    """Whether it is one of the names, or an address: nobody can make that point elsewhere."""
+    try:
+        return host in names or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 async def _told(_: Request, exc: HomespecError) -> Response:

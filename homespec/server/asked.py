@@ -10,9 +10,10 @@ from typing import Any, cast
 from homespec.api import CHAT, Call, Defaults, read_call
 from homespec.decoding.sampling import MAX_SEED
 from homespec.errors import UsageError
-from homespec.llama.chat_template import Message
+from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.scheduling.job import Request
 from homespec.server.errors import ApiError
+from homespec.server.functions import with_tools
 from homespec.server.grammars import check_grammar, check_schemas
 from homespec.server.host import Resident
 from homespec.server.settings import Limits
@@ -61,9 +62,13 @@ def read_asked(url: str, body: Mapping[str, Any], defaults: Defaults, limits: Li
     n = _count(left, "n", 1, limits.choices)
     num_logprobs = _logprobs(left, chat)
     tools = read_tools(left, limits) if chat else None
+    if "messages" in left:
+        left["messages"] = with_tools(left["messages"])
     _check_lists(left, limits)
     check_schemas(left, limits)
     calls = tuple(read_call(url, each, defaults) for each in _bodies(left, chat, limits, n))
+    if "seed" not in left:
+        calls = tuple(_seeded(call, defaults.sampling.seed) for call in calls)
     grammar = calls[0].sampling.grammar
     if grammar is not None:
         if tools is not None and tools.forced:
@@ -71,6 +76,10 @@ def read_asked(url: str, body: Mapping[str, Any], defaults: Defaults, limits: Li
         check_grammar(grammar, limits)
     include_usage = bool(options.get("include_usage", False))
     return Asked(calls, n, stream, include_usage, num_logprobs, tools)
+
+
+def _seeded(call: Call, seed: int | None) -> Call:
+    return replace(call, sampling=replace(call.sampling, seed=seed))
 
 
 def _bodies(left: dict[str, Any], chat: bool, limits: Limits, n: int) -> list[dict[str, Any]]:
@@ -137,27 +146,33 @@ def requests_of(resident: Resident, asked: Asked) -> list[Request]:
     return found
 
 
+def rendered(template: ChatTemplate | None, asked: Asked) -> str:
+    """The prompt of a chat. Raises RefusedError, and ApiError for a model without a template."""
+    if template is None:
+        raise ApiError(
+            400,
+            "This model has no chat template: it continues text, but does not chat.",
+            hint="Use /v1/completions.",
+        )
+    [call] = asked.calls
+    messages = cast("list[Message]", list(call.prompt))
+    if call.system:
+        messages = [{"role": "system", "content": call.system}, *messages]
+    if asked.tools is None:
+        return template.render(messages)
+    return asked.tools.render(template, messages)
+
+
 def _tokens(resident: Resident, asked: Asked, call: Call) -> list[int]:
-    engine = resident.engine
-    if not call.chat:
-        if isinstance(call.prompt, list):
-            tokens = [int(token) for token in call.prompt]
-        else:
-            tokens = engine.encode(call.prompt, raw=True)
+    engine, template = resident.engine, resident.template
+    if call.chat:
+        text = rendered(template, asked)
+        assert template is not None
+        tokens = template.tokenize(text)
+    elif isinstance(call.prompt, list):
+        tokens = [int(token) for token in call.prompt]
     else:
-        if resident.template is None:
-            raise ApiError(
-                400,
-                "This model has no chat template: it continues text, but does not chat.",
-                hint="Use /v1/completions.",
-            )
-        messages = cast("list[Message]", list(call.prompt))
-        if call.system:
-            messages = [{"role": "system", "content": call.system}, *messages]
-        if asked.tools is None:
-            tokens = resident.template.encode(messages)
-        else:
-            tokens = asked.tools.encode(resident.template, messages)
+        tokens = engine.encode(call.prompt, raw=True)
     if len(tokens) > engine.row_ctx:
         raise ApiError(
             400,

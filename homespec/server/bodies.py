@@ -28,12 +28,15 @@ class Choice:
 class Bodies:
     """Writes the bodies of one answer.
 
-    n: choices of a prompt. told: whether log-probabilities were asked for.
+    n: choices of a prompt. told: whether log-probabilities were asked for. old: whether calls are
+    those of functions, not of tools.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, model: str, chat: bool, n: int, told: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, model: str, chat: bool, n: int, told: bool, old: bool = False
+    ) -> None:
         self._tokenizer, self._chat, self._n, self._told = tokenizer, chat, n, told
-        self._model = model
+        self._model, self._old = model, old
         self._created = int(time.time())
         self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self._offsets: dict[int, int] = {}
@@ -62,7 +65,7 @@ class Bodies:
             message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
             if choice.calls:
                 message["content"] = choice.text or None
-                message["tool_calls"] = choice.calls
+                message |= self._called(choice.calls)
             content: dict[str, Any] = {"message": message}
         else:
             content = {"text": choice.text}
@@ -89,7 +92,10 @@ class Bodies:
     def calls(self, index: int, calls: list[dict[str, Any]]) -> dict[str, Any]:
         """An event with calls of tools."""
         numbered = [{"index": i, **call} for i, call in enumerate(calls)]
-        return self._event(index, {"tool_calls": numbered}, (), None)
+        return self._event(index, self._called(numbered), (), None)
+
+    def _called(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"function_call": calls[0]["function"]} if self._old else {"tool_calls": calls}
 
     def last(
         self, index: int, reason: str, stats: GenerationStats, *, with_usage: bool

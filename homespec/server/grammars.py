@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+from homespec.llama.grammar import bare_grammar
 from homespec.server.errors import ApiError
 from homespec.server.settings import Limits
 
@@ -18,7 +20,7 @@ MAX_REPEATS = 1024
 """The most that all repetitions `{m,n}` of a grammar add up to."""
 MAX_ALTERNATIVES = 4096
 _REPEAT = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
-_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*')
+_QUANTIFIER = re.compile(r"\{([^{}]*)\}")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
 
 
@@ -49,6 +51,9 @@ def check_schema(schema: Any, limits: Limits) -> None:
                 count = one.get(name)
                 if isinstance(count, (int, float)):
                     repeats += max(0, int(count))
+            pattern = one.get("pattern")
+            if isinstance(pattern, str):
+                repeats += sum(map(_quantity, _QUANTIFIER.findall(pattern)))
             reference = one.get("$ref")
             if isinstance(reference, str) and not reference.startswith("#"):
                 raise _refused("A JSON schema may refer to itself only: `$ref` begins with #.")
@@ -66,7 +71,7 @@ def check_grammar(grammar: str, limits: Limits) -> None:
     size = len(grammar.encode())
     if size > limits.grammar_bytes:
         raise _refused(f"The grammar has {size} bytes; {limits.grammar_bytes} are the most.")
-    bare = _TEXT.sub("", grammar)
+    bare = bare_grammar(grammar)
     repeats = sum(_largest(found) for found in _REPEAT.finditer(bare))
     if repeats > MAX_REPEATS:
         raise _refused(f"The grammar repeats {repeats} times; {MAX_REPEATS} is the most.")
@@ -79,6 +84,15 @@ def check_grammar(grammar: str, limits: Limits) -> None:
 
 def _largest(found: re.Match[str]) -> int:
     return max((int(text[:9]) for text in found.groups() if text), default=0)
+
+
+def _quantity(quantifier: str) -> int:
+    """The largest number of `m,n`, as the converter reads them."""
+    counts = [0]
+    for text in quantifier.split(","):
+        with suppress(ValueError):  # it refuses the pattern then
+            counts.append(int(text))
+    return max(counts)
 
 
 def _refused(message: str) -> ApiError:

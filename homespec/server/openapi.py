@@ -14,6 +14,7 @@ Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 1}
+_TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
 _ERRORS = {
     400: "Not understood, or it cannot be done: the message says what.",
@@ -35,6 +36,8 @@ def document(limits: Limits) -> dict[str, Any]:
         "paths": {
             CHAT: {"post": _post(_chat(limits), "chat.completion")},
             COMPLETION: {"post": _post(_completion(limits), "text_completion")},
+            "/apply-template": {"post": _asked(_chat(limits), {"prompt": _TEXT})},
+            "/tokenize": {"post": _asked(_tokenize(), {"tokens": _TOKENS})},
             "/v1/models": {"get": _get("The model, in a list of one.")},
             "/v1/models/{name}": {"get": _model()},
             "/health": {"get": _get("It answers.", also=503)},
@@ -96,12 +99,18 @@ def _post(body: Schema, kind: str) -> dict[str, Any]:
         "required": ["id", "object", "created", "model", "choices", "usage"],
     }
     content = {**_content(answer)["content"], **_content(_TEXT, "text/event-stream")["content"]}
+    return _taking(body, {"description": "The answer, whole or in events.", "content": content})
+
+
+def _asked(body: Schema, properties: dict[str, Schema]) -> dict[str, Any]:
+    answer = {"type": "object", "properties": properties, "required": [*properties]}
+    return _taking(body, {"description": "The answer.", **_content(answer)})
+
+
+def _taking(body: Schema, answer: dict[str, Any]) -> dict[str, Any]:
     return {
         "requestBody": {"required": True, **_content(body)},
-        "responses": {
-            "200": {"description": "The answer, whole or in events.", "content": content},
-            **_failures(*_ERRORS),
-        },
+        "responses": {"200": answer, **_failures(*_ERRORS)},
     }
 
 
@@ -168,7 +177,7 @@ def _chat(limits: Limits) -> Schema:
     message = {
         "type": "object",
         "properties": {
-            "role": {"enum": ["system", "user", "assistant", "tool"]},
+            "role": {"enum": ["system", "user", "assistant", "tool", "function"]},
             "content": {"anyOf": [_TEXT, {"type": "array", "items": part}]},
         },
         "required": ["role", "content"],
@@ -199,6 +208,8 @@ def _chat(limits: Limits) -> Schema:
         "top_logprobs": {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
         "tools": {"type": "array", "items": tool, "maxItems": limits.tools},
         "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required"]}, {"type": "object"}]},
+        "functions": {"type": "array", "items": function, "maxItems": limits.tools},
+        "function_call": {"anyOf": [{"enum": ["auto", "none"]}, {"type": "object"}]},
     }
     return _object({**_common(limits), **own}, "messages")
 
@@ -207,7 +218,7 @@ def _completion(limits: Limits) -> Schema:
     prompt = {
         "anyOf": [
             {"type": "string", "minLength": 1},
-            {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            {**_TOKENS, "minItems": 1},
             {
                 "type": "array",
                 "items": {"type": "string", "minLength": 1},
@@ -218,6 +229,11 @@ def _completion(limits: Limits) -> Schema:
     }
     logprobs = {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS}
     return _object({**_common(limits), "prompt": prompt, "logprobs": logprobs}, "prompt")
+
+
+def _tokenize() -> Schema:
+    flag = {"type": "boolean"}
+    return _object({"content": _TEXT, "add_special": flag, "parse_special": flag}, "content")
 
 
 def _object(properties: dict[str, Schema], required: str) -> Schema:

@@ -18,7 +18,7 @@ from homespec.decoding.stats import clock
 from homespec.errors import HomespecError
 from homespec.models.machine import MemoryLimit, read_machine
 from homespec.scheduling.engine import ParallelEngine
-from homespec.server.host import LET_GO, Host
+from homespec.server.host import Host
 from homespec.server.settings import ServerParams
 
 logger = logging.getLogger("homespec.server")
@@ -78,15 +78,13 @@ class Residency:
                 await self.look()
             except HomespecError as exc:
                 logger.warning("%s", exc.message)
-                await self._host.let_go()
+                await self._let_go()
 
     async def look(self) -> None:
         """One look at clock and memory."""
         host, keep = self._host, self._params.keep_alive
-        if keep is not None and host.idle_seconds >= keep and await host.let_go():
+        if keep is not None and host.idle_seconds >= keep and await self._let_go():
             logger.info("The model was let go after %g s without a request.", keep)
-        if host.state == LET_GO:
-            self.given_up.clear()  # the next loading plans anew
         limit, reserve = self._measured()
         self._num_low = self._num_low + 1 if limit.free_bytes < reserve else 0
         if self._num_low >= LOOKS:
@@ -108,8 +106,14 @@ class Residency:
                 self.given_up.append(name)
                 logger.warning("Memory is short (%s): the %s went.", short, name)
                 return
-        if await self._host.let_go():
+        if await self._let_go():
             logger.warning("Memory is short (%s): the model was let go.", short)
+
+    async def _let_go(self) -> bool:
+        gone = await self._host.let_go()
+        if self._host.resident is None:
+            self.given_up.clear()  # the next loading plans anew
+        return gone
 
     async def _take_up(self, free: int, reserve: int) -> None:
         if free < CALM * reserve:

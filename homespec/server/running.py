@@ -32,7 +32,7 @@ class Running:
     """The choices of a request. `cancel` it when nobody waits any longer; twice does no harm.
 
     time_limit: seconds after which the choices end where they are. ended: hears of each result, of
-    those that nobody waits for too, in the scheduler's thread.
+    those that nobody waits for too, and when it was begun; in the scheduler's thread.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Running:
         service: Service,
         requests: Sequence[Request],
         time_limit: float,
-        ended: Callable[[Result], None],
+        ended: Callable[[Result, float], None],
     ) -> None:
         self._service, self._ended = service, ended
         self._loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ class Told:
         index: int,
         request: Request,
         put: Callable[[Piece | HomespecError], None],
-        ended: Callable[[Result], None],
+        ended: Callable[[Result, float], None],
     ) -> None:
         self._index, self._put, self._ended = index, put, ended
         # Which tokens a stop string cuts off is known at the end only.
@@ -140,7 +140,7 @@ class Told:
             self._put(unavailable("The answer failed."))
         else:
             result = done.result()
-            self._ended(result)
-            logprobs = ticket.job.logprobs if ticket.job else []
-            rest = tuple(logprobs[self._num_told : len(result.tokens)])
+            assert ticket.job is not None  # results come of jobs
+            self._ended(result, ticket.job.placed)
+            rest = tuple(ticket.job.logprobs[self._num_told : len(result.tokens)])
             self._put(Piece(self._index, "", rest, result))

@@ -15,7 +15,6 @@ from homespec.errors import CannotRunError, HomespecError, UsageError
 from homespec.server.app import Server
 from homespec.server.keys import Keys
 
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _MOST_CONNECTIONS = 256  # each may hold a body in memory
 _CLOSING_SECONDS = 5  # for answers that were told to end, to be sent

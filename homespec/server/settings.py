@@ -34,7 +34,8 @@ class ServerParams:
     name: what the model is called, None for its file's name. time_limit: seconds of a request,
     waiting included. keep_alive: seconds after which an idle model is let go, None for never.
     drain: seconds that running answers have at the end. hosts: names by which a server without
-    keys may be called, None for any. reserve_bytes: memory that is watched to stay free.
+    keys may be called, besides addresses, None for any. reserve_bytes: memory that is watched to
+    stay free.
     """
 
     queue: int = 64

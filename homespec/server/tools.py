@@ -16,7 +16,9 @@ from homespec.errors import UsageError
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.sampler import json_schema_grammar
 from homespec.server.errors import ApiError
+from homespec.server.functions import as_tools
 from homespec.server.grammars import check_grammar, check_schema
+from homespec.server.references import with_definitions
 from homespec.server.settings import Limits
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -26,11 +28,15 @@ _BARE = ("<|python_tag|>", "[TOOL_CALLS]")
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that the model may call. choice: `auto`, `required`, or the name of one."""
+    """Functions that the model may call. choice: `auto`, `required`, or the name of one.
+
+    old: whether the client knows them as functions only.
+    """
 
     functions: tuple[dict[str, Any], ...]
     choice: str
     limits: Limits
+    old: bool = False
 
     @property
     def forced(self) -> bool:
@@ -42,8 +48,8 @@ class Tools:
         """What can be called."""
         return frozenset(function["name"] for function in self.functions)
 
-    def encode(self, template: ChatTemplate, messages: list[Message]) -> list[int]:
-        """The prompt's tokens. Raises RefusedError, and ApiError for a template without tools."""
+    def render(self, template: ChatTemplate, messages: list[Message]) -> str:
+        """The prompt. Raises RefusedError, and ApiError for a template without tools."""
         if "tools" not in template.source:
             raise ApiError(
                 400, "The chat template of this model has no place for tools.", param="tools"
@@ -52,24 +58,24 @@ class Tools:
         prompt = template.render([_with_objects(one) for one in messages], tools=offered)
         if self.forced and is_tagged(template):
             prompt += OPEN + "\n"
-        return template.tokenize(prompt)
+        return prompt
 
     def grammar(self, template: ChatTemplate | None) -> str:
         """GBNF for one call of what was chosen."""
         key = "arguments" if template is None or is_tagged(template) else "parameters"
-        chosen = [f for f in self.functions if self.choice in ("required", f["name"])]
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": function["name"]},
-                    key: function.get("parameters") or {"type": "object"},
-                },
-                "required": ["name", key],
-            }
-            for function in chosen
-        ]
-        grammar = json_schema_grammar(calls[0] if len(calls) == 1 else {"anyOf": calls})
+        calls: list[dict[str, Any]] = []
+        definitions: dict[str, Any] = {}
+        for i, function in enumerate(self.functions):
+            if self.choice not in ("required", function["name"]):
+                continue
+            schema, own = with_definitions(
+                function.get("parameters") or {"type": "object"}, f"t{i}"
+            )
+            definitions |= own
+            properties = {"name": {"const": function["name"]}, key: schema}
+            calls.append({"type": "object", "properties": properties, "required": ["name", key]})
+        wanted = calls[0] if len(calls) == 1 else {"anyOf": calls}
+        grammar = json_schema_grammar({**wanted, "$defs": definitions})
         check_grammar(grammar, self.limits)
         return grammar
 
@@ -150,6 +156,7 @@ def is_tagged(template: ChatTemplate) -> bool:
 
 def read_tools(left: dict[str, Any], limits: Limits) -> Tools | None:
     """The tools of a body, taken out of it. Raises UsageError and ApiError."""
+    old = as_tools(left)
     value, choice = left.pop("tools", []), left.pop("tool_choice", "auto")
     left.pop("parallel_tool_calls", None)
     if not isinstance(value, list) or len(value) > limits.tools:
@@ -168,7 +175,7 @@ def read_tools(left: dict[str, Any], limits: Limits) -> Tools | None:
         raise UsageError("tool_choice must be auto, none, required or a function.")
     if choice == "required" and not functions:
         raise UsageError("tool_choice is required, but there are no tools.")
-    return Tools(functions, choice, limits) if functions and choice != "none" else None
+    return Tools(functions, choice, limits, old) if functions and choice != "none" else None
 
 
 def _function(value: Any) -> dict[str, Any]:
