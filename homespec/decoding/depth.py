@@ -45,12 +45,15 @@ class PassCost(Protocol):
         ...
 
 
+FEW = 2
+"""Tokens of a draft whose price is only guessed."""
+
 _SLOPE = 0.35  # of a pass of one token, for each further one: a guess until it is measured
 _NEGLIGIBLE = 0.01  # a token accepted so seldom is not weighed
 _WINDOW = 7  # passes of a width that are remembered
 _STALE = 192  # passes after which the price of a plain one is asked anew, by ...
 _AGAIN = 3  # ... so many: under 2 % of the passes
-_PRIOR_WORTH = 24.0  # observations; a text shows at most 1 / (1 - decay) = 25
+_PRIOR_WORTH = 80.0  # observations; a text shows at most 1 / (1 - decay) = 25
 
 
 class LearnedCost:
@@ -76,7 +79,7 @@ class LearnedCost:
     @property
     def deepest_trial(self) -> int:
         """Tokens to draft on trial: few, as long as what they take is not known."""
-        return sys.maxsize if self._curve else max(2, *self._medians, 0)
+        return sys.maxsize if self._curve else max(FEW, *self._medians, 0)
 
     @property
     def wants_plain(self) -> bool:

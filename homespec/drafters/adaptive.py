@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from homespec.decoding.depth import Choice, LearnedCost, PassCost, Rate, best_depth
+from homespec.decoding.depth import FEW, Choice, LearnedCost, PassCost, Rate, best_depth
 from homespec.decoding.types import NO_DRAFT, Draft, Round, TokenId
 from homespec.drafters.draft_model import DraftModelDrafter
 from homespec.drafters.ngram import NgramDrafter
@@ -36,10 +36,11 @@ EXPLORATION = 1.0  # passes that may be lost at the very start where no profile 
 PROBE_SHARE = 0.02
 """The share of the time that may be lost on trying again what did not pay."""
 
-DOUBT = 0.5
-"""What is tried again would pay if the chance of a miss were this much of what it seems."""
+PATIENCE = 8.0
+"""Passes of time saved up after which a miss is taken for half as likely as it seems."""
 
-PATIENCE = 4.0  # passes saved up that halve it
+CURIOSITY = 0.5
+"""How likely it is taken to be, at most, before passes over a few tokens were timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ class AdaptiveDrafter:
 
     def _cautious(self, max_tokens: int) -> int:
         """No deep drafts before it is known what they take."""
-        return max_tokens if self.learned.knows_draft else min(max_tokens, 2)
+        return max_tokens if self.learned.knows_draft else min(max_tokens, FEW)
 
     def _offer_model(self, max_tokens: int, context: int) -> Choice:
         plain = Choice(0, 1.0, self.learned.cost.seconds(1, context))
@@ -248,7 +249,7 @@ class AdaptiveDrafter:
     def _probe(self, source: str, available: int, context: int) -> Choice:
         """Try again what did not pay, if it may, once the time is saved up that this will cost.
 
-        It may pay where its tokens could be surer than they seem: by less the more was saved up.
+        It may pay where its tokens could be surer than they seem: by more, the more was saved up.
         """
         learned = self.learned
         plain = Choice(0, 1.0, learned.cost.seconds(1, context))
@@ -262,7 +263,9 @@ class AdaptiveDrafter:
             rates = iter([learned.model_rate.value] * self._cautious(available))
             token = learned.proposed_token(context)
             reading = learned.reading(self._lag, context)
-        doubt = DOUBT / (1 + self._allowance / (PATIENCE * plain.seconds))
+        doubt = 1 / (1 + self._allowance / (PATIENCE * plain.seconds))
+        if learned.cost.deepest_trial <= FEW:
+            doubt = min(doubt, CURIOSITY)
         trial, tokens, reach, hope, hopeful = plain, 1.0, 1.0, 1.0, 1.0
         for depth, rate in enumerate(rates, start=1):
             reach, hopeful = reach * rate, hopeful * (1 - doubt * (1 - rate))
