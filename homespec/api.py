@@ -6,6 +6,7 @@ labels a request is passed over. llama-server's own sampling names are taken too
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -134,6 +135,8 @@ def _prompt(value: Any) -> Any:
 def _number(name: str, value: Any, *, whole: bool) -> Any:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise UsageError(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}.")
+    if not whole and abs(value) > sys.float_info.max:
+        raise UsageError(f"{name} is too large a number.")
     return value
 
 
@@ -143,7 +146,7 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
             (int(token), float("-inf") if bias is False else float(bias))
             for token, bias in dict(value).items()
         )
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, OverflowError) as exc:
         raise UsageError("logit_bias must map token ids to numbers.") from exc
 
 

@@ -13,7 +13,8 @@ import asyncio
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ from homespec.scheduling.service import Service
 
 _POLL_SECONDS = 0.5
 _LOOK_SECONDS = 2.0
+_LOGS = ("distributed", "distributed.client", "distributed.worker", "tornado.application")
+_RESULT_SECONDS = 30.0  # for one answer to come over; tried again
 
 
 def _distributed() -> Any:
@@ -38,7 +41,8 @@ def _distributed() -> Any:
             f"Dask distributed cannot be loaded: {exc}.",
             hint='Install the extra: pip install "homespec[cluster]".',
         ) from exc
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # it tells every step
+    for name in _LOGS:  # they tell every step, with tracebacks; what matters is raised
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return distributed
 
 
@@ -77,11 +81,11 @@ def do_row(row: Row, defaults: Defaults) -> Outcome:
     try:
         call, request = request_of(_serving.engine, row, defaults)
         result = _serving.service.submit(request).result.result()
-    except CannotRunError:
+        return outcome_of(_serving.engine, row, call.chat, result)
+    except (CannotRunError, MemoryError):
         raise  # this worker's trouble, not the row's: another one may do it
-    except HomespecError as exc:
+    except Exception as exc:
         return Outcome.of_error(row, exc)
-    return outcome_of(_serving.engine, row, call.chat, result)
 
 
 def serve(
@@ -89,7 +93,7 @@ def serve(
 ) -> None:
     """Be a worker of the cluster until it ends or is interrupted. ready: told the own address.
 
-    Raises NetworkError where there is no scheduler at `address`.
+    Raises NetworkError where there is no scheduler at `address`, UsageError where it is none.
     """
     global _serving  # noqa: PLW0603 - tasks are functions: they find the process's model here
     distributed = _distributed()
@@ -107,7 +111,7 @@ def serve(
                 death_timeout=30,
                 dashboard=False,
             )
-        except (OSError, asyncio.TimeoutError, ValueError) as exc:
+        except _NOT_REACHED as exc:
             raise _no_scheduler(address, exc) from exc
         ready(worker.address)
         try:
@@ -131,31 +135,32 @@ class ClusterRunner:
         """Connect, and wait for a first homespec worker.
 
         retries: how often a row is handed out again after a worker's trouble. Raises NetworkError
-        where no scheduler or worker is there, UsageError where workers hold different models.
+        where no scheduler or worker is there, UsageError where `address` is none, or workers hold
+        different models.
         """
         distributed = _distributed()
         self._defaults, self._retries = defaults, retries
         try:
             self._client = distributed.Client(address, timeout=5, set_as_default=False)
-        except (OSError, asyncio.TimeoutError, ValueError) as exc:
+        except _NOT_REACHED as exc:
             raise _no_scheduler(address, exc) from exc
         self._futures: dict[Any, Row] = {}
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._unsettled: list[Any] = []  # ended, but their outcome cannot be had yet
         self._looked, self._capacity = 0.0, 0
         try:
-            self._digest = self._find_model(wait_seconds)
+            self._digest, self.model_name = self._find_model(wait_seconds)
         except BaseException:
             self.close()
             raise
 
-    def _find_model(self, wait_seconds: float) -> str:
+    def _find_model(self, wait_seconds: float) -> tuple[str, str]:
+        """(digest, name) of the model that the workers hold."""
         began = clock()
         while True:
-            found = {
-                worker: about
-                for worker, about in self._client.run(describe_worker, on_error="ignore").items()
-                if about
-            }
+            with _connected():
+                answers = self._client.run(describe_worker, on_error="ignore")
+            found = {worker: about for worker, about in answers.items() if about}
             if found:
                 break
             if clock() - began > wait_seconds:
@@ -170,7 +175,7 @@ class ClusterRunner:
                 f"The cluster's workers hold different models: {', '.join(models.values())}.",
                 hint="Start all of them with the same file.",
             )
-        return next(iter(models))
+        return next(iter(models.items()))
 
     @property
     def model_digest(self) -> str:
@@ -182,7 +187,8 @@ class ClusterRunner:
         """Rows that may be submitted now: a few more than there are sequences in the cluster."""
         if clock() - self._looked > _LOOK_SECONDS:
             self._looked, name = clock(), _resource(self._digest)
-            workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+            with _connected():
+                workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
             self._capacity = int(sum(one["resources"].get(name, 0) for one in workers))
         return self._capacity + self._capacity // 2 + 1 - len(self._futures)
 
@@ -198,35 +204,61 @@ class ClusterRunner:
 
     def submit(self, row: Row) -> None:
         """Hand a row out."""
-        future = self._client.submit(
-            do_row,
-            row,
-            self._defaults,
-            resources={_resource(self._digest): 1},
-            pure=False,
-            retries=self._retries,
-        )
+        with _connected():
+            future = self._client.submit(
+                do_row,
+                row,
+                self._defaults,
+                resources={_resource(self._digest): 1},
+                pure=False,
+                retries=self._retries,
+            )
         self._futures[future] = row
         future.add_done_callback(self._ended.put)
 
     def collect(self) -> list[Outcome]:
-        """Wait a moment; the rows that ended."""
-        ended = []
+        """Wait a moment; the rows that ended. Raises NetworkError where the scheduler was lost."""
+        ended, self._unsettled = self._unsettled, []
         try:
             ended.append(self._ended.get(timeout=_POLL_SECONDS))
             while True:
                 ended.append(self._ended.get_nowait())
         except queue.Empty:
             pass
-        return [self._outcome(future, self._futures.pop(future)) for future in ended]
+        outcomes = []
+        for future in ended:
+            outcome = self._outcome(future, self._futures[future])
+            if outcome is None:
+                self._unsettled.append(future)
+            else:
+                del self._futures[future]
+                outcomes.append(outcome)
+        if not outcomes:  # what has come is written first
+            self._check_connection()
+        return outcomes
 
-    def _outcome(self, future: Any, row: Row) -> Outcome:
-        if future.status == "finished":
-            outcome: Outcome = future.result()
-            return outcome
-        reason = future.exception() if future.status == "error" else "it was cancelled"
-        error = CannotRunError(f"The row was lost in the cluster: {reason}.")
-        return Outcome.of_error(row, error)
+    def _outcome(self, future: Any, row: Row) -> Outcome | None:
+        """What became of a row; None where that is not known, or not known any more.
+
+        A worker may die after it has told that a row is done: Dask then does it again.
+        """
+        if future.status not in ("finished", "error"):
+            return None
+        try:
+            outcome: Outcome = future.result(timeout=_RESULT_SECONDS)
+        except (Exception, asyncio.CancelledError) as exc:
+            late = isinstance(exc, asyncio.TimeoutError) and future.status == "finished"
+            if late or future.status not in ("finished", "error"):
+                return None
+            error = CannotRunError(f"The row was lost in the cluster: {exc}.")
+            outcome = Outcome.of_error(row, error)
+        return outcome
+
+    def _check_connection(self) -> None:
+        """A client that loses its scheduler cancels all it has handed out; nobody else does."""
+        cancelled = any(future.status == "cancelled" for future in self._unsettled)
+        if cancelled or self._client.status == "closed":
+            raise _scheduler_lost()
 
     def abort(self) -> None:
         """Nothing is under way in this process."""
@@ -244,8 +276,33 @@ class ClusterRunner:
         self._client.close()
 
 
-def _no_scheduler(address: str, exc: Exception) -> NetworkError:
+_NOT_REACHED = (OSError, asyncio.TimeoutError, ValueError, TypeError, RuntimeError)
+
+
+def _no_scheduler(address: str, exc: Exception) -> HomespecError:
+    cause = exc.__cause__ or exc  # Dask wraps what went wrong
+    if isinstance(cause, (OSError, asyncio.TimeoutError)):
+        return NetworkError(
+            f"There is no Dask scheduler at {address}: {cause}.",
+            hint="Start one: dask scheduler --port 8786.",
+        )
+    return UsageError(
+        f"{address} cannot be used as an address: {cause}.",
+        hint="It is like tcp://192.168.1.10:8786; tls:// needs certificates (docs/cluster.md).",
+    )
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """Raises NetworkError for whatever Dask raises where it has lost its scheduler."""
+    try:
+        yield
+    except Exception as exc:
+        raise _scheduler_lost() from exc
+
+
+def _scheduler_lost() -> NetworkError:
     return NetworkError(
-        f"There is no Dask scheduler at {address}: {exc}.",
-        hint="Start one: dask scheduler --port 8786.",
+        "The cluster's scheduler does not answer any more.",
+        hint="Start it again, and the workers; then the same command does what is missing.",
     )

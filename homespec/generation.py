@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from homespec.decoding.stats import GenerationStats
 from homespec.decoding.text import TextStream
 from homespec.decoding.types import FinishReason, Round
 from homespec.drafters import DRAFTERS
-from homespec.errors import UsageError
+from homespec.errors import RefusedError, UsageError
 from homespec.llama.memory import peak_memory_bytes
 
 MAX_DRAFT_DEPTH = 32
@@ -159,7 +160,8 @@ class Answer:
         if self._text.stopped:
             history = len(self._prompt) + len(kept)
             target = self.decoder.target
-            target.truncate(min(history, len(target.tokens)))
+            with suppress(RefusedError):  # what cannot be cut was emptied: the answer stands
+                target.truncate(min(history, len(target.tokens)))
         for resource in self._resources:
             resource.close()
         stats = self.decoder.stats

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +21,10 @@ from homespec.batch.local import LocalRunner
 from homespec.batch.rows import BadRow, Row, read_row
 from homespec.batch.run import BatchRun, Summary
 from homespec.batch.source import Source, survey
+from homespec.chat import transcript
+from homespec.chat.settings import Settings
 from homespec.decoding.sampling import SamplingParams
-from homespec.errors import UsageError
+from homespec.errors import DiskError, UsageError
 from homespec.generation import GenerateParams
 from homespec.loading import LoadParams
 from homespec.scheduling.engine import ParallelEngine
@@ -175,6 +179,89 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(
     assert "custom_id" in messages["line-11"]
 
 
+HALF = "cut emoji \ud83d"
+HUGE = 10**400
+
+
+def test_a_row_that_nobody_thought_of_is_an_error_row(
+    engine: ParallelEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"custom_id": "half", "prompt": HALF},
+        {"custom_id": "grammar", "prompt": "x", "grammar": f'root ::= "{HALF}"'},
+        {"custom_id": "bias", "prompt": "x", "logit_bias": {"5": HUGE}},
+        {"custom_id": "warm", "prompt": "x", "temperature": HUGE},
+        {"custom_id": "stop", "prompt": "x", "stop": HALF},
+        {"custom_id": HALF, "prompt": "x", "model": HALF},
+    ]
+    source, out = write_rows(tmp_path / "in", rows), tmp_path / "out"
+    summary = run(engine, source, out)
+    assert (summary.num_done, summary.num_failed) == (2, 4)
+    assert run(engine, source, out).num_skipped == 6
+    found = read(out)
+    messages = {name: row["error"]["message"] for name, row in found.items() if row["error"]}
+    assert "half of a character" in messages["half"]
+    assert "half of a character" in messages["grammar"]
+    assert "logit_bias" in messages["bias"]
+    assert "temperature is too large" in messages["warm"]
+    with pytest.raises(UsageError, match="half of a character"):
+        engine.tokenizer.encode(HALF)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr("homespec.batch.local.request_of", broken)
+    assert run(engine, write_rows(source, numbered(2)), tmp_path / "other").num_failed == 2
+    assert "ZeroDivisionError: by nought" in read(tmp_path / "other")["row 1"]["error"]["message"]
+
+
+def test_rows_of_one_body_have_ids_of_their_own(engine: ParallelEngine, tmp_path: Path) -> None:
+    rows = [{"custom_id": name, "prompt": "the same"} for name in "abc"]
+    run(engine, write_rows(tmp_path / "in", rows), tmp_path / "out")
+    found = read(tmp_path / "out").values()
+    assert len({row["id"] for row in found}) == 3
+    assert len({row["response"]["request_id"] for row in found}) == 3
+
+
+def test_what_was_done_before_is_known_from_the_first_row_on(
+    engine: ParallelEngine, tmp_path: Path
+) -> None:
+    rows = [{"custom_id": "long", "prompt": "word " * 200}, *numbered(9)]
+    source, out = write_rows(tmp_path / "in", rows), tmp_path / "out"
+    run(engine, source, out)
+    lines = [line for line in out.read_bytes().splitlines(True) if b'"row 1"' not in line]
+    out.write_bytes(b"".join(lines))
+    told: list[tuple[int, int]] = []
+    input_, answers = Source(source), Journal(out)
+    batch = BatchRun(input_, LocalRunner(engine, DEFAULTS), DEFAULTS, answers, num_rows=10)
+    summary = batch.run(lambda so_far: told.append((so_far.num_skipped, so_far.num_left)))
+    input_.close()
+    answers.close()
+    assert told[0] == (9, 1)
+    assert {skipped for skipped, _ in told} == {9}
+    assert (summary.num_failed, summary.num_failed_before, summary.num_left) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_error_of_a_line_that_was_repaired_goes(
+    engine: ParallelEngine, tmp_path: Path, apart: bool
+) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    errors = tmp_path / "errors" if apart else None
+    write_rows(source, ['{"custom_id": "torn", "prompt": ', *numbered(2)])
+    assert run(engine, source, out, errors=errors).num_failed == 1
+    assert "line-1" in read(errors or out)
+    write_rows(source, [{"custom_id": "torn", "prompt": "whole"}, *numbered(2)])
+    assert run(engine, source, out, errors=errors).num_done == 1
+    assert set(read(out)) == {"torn", "row 0", "row 1"}
+    assert not apart or read(tmp_path / "errors") == {}
+    # A row that says it is called so keeps its error.
+    write_rows(source, [{"custom_id": "a", "prompt": "x"}, {"custom_id": "line-1", "n": 2}])
+    for _ in range(2):
+        run(engine, source, out, errors=errors)
+        assert read(errors or out)["line-1"]["error"] is not None
+
+
 def test_a_rerun_does_what_is_missing_and_what_changed(
     engine: ParallelEngine, tmp_path: Path
 ) -> None:
@@ -261,6 +348,31 @@ def test_two_runs_on_one_output_exclude_each_other(tmp_path: Path) -> None:
         Journal(tmp_path / "out")
     first.close()
     Journal(tmp_path / "out").close()
+
+
+def test_a_file_that_cannot_be_written_is_told_with_a_hint_that_fits(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "out.jsonl"
+    with pytest.raises(DiskError) as told:
+        Journal(path)
+    with pytest.raises(DiskError) as chat:
+        transcript.write(path, transcript.Transcript("m", None, [], Settings()))
+    for hint in (told.value.hint, chat.value.hint):
+        assert hint is not None
+        assert "name another file" in hint
+        assert "HF_HOME" not in hint
+
+
+def test_a_pipe_that_has_a_name_is_read_like_one_without(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=("one\ntwo\n",))
+    writer.start()
+    source = Source(path, tmp_path)
+    writer.join()
+    assert survey(source) == 2
+    assert [line.text for line in source.lines()] == [b"one\n", b"two\n"]
+    source.close()
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_name_used_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
@@ -373,6 +485,29 @@ def test_the_command_from_a_pipe_into_a_pipe(tiny: Path, tmp_path: Path) -> None
     assert same.returncode == 2
     assert "is the input, too" in same.stderr
     assert (tmp_path / "f").read_text() == "x\n"
+
+
+def test_failures_of_an_earlier_run_are_not_passed_over(tiny: Path, tmp_path: Path) -> None:
+    source, out = write_rows(tmp_path / "in", ["x", {"custom_id": "bad"}]), tmp_path / "out"
+    options = ("-i", source, "-m", tiny, "-c", "64", "-n", "3")
+    assert cli("-o", out, *options).returncode == 1
+    again = cli("-o", out, *options)
+    assert again.returncode == 1
+    assert "1 done before, 1 failed before (--retry-errors tries them again)" in again.stderr
+    write_rows(source, ["x", {"custom_id": "bad", "prompt": "good"}])
+    assert cli("-o", out, *options).returncode == 0
+
+
+def test_outputs_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    source, out = write_rows(tmp_path / "in", ["x"]), tmp_path / "out"
+    same = cli("-i", source, "-o", out, "--jsonl-errors", out)
+    assert same.returncode == 2
+    assert "both name" in same.stderr
+    zipped = cli("-i", source, "-o", f"{out}.jsonl.gz")
+    assert zipped.returncode == 2
+    assert "cannot be gzipped" in zipped.stderr
+    assert "out.jsonl," in zipped.stderr
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def start(tiny: Path, source: Path, out: Path) -> subprocess.Popen[str]:

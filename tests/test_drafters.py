@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from homespec.decoding.depth import FixedDepth
 from homespec.decoding.sampling import SamplingParams
+from homespec.decoding.speculative import SpeculativeDecoder
+from homespec.decoding.verify import RULES
 from homespec.drafters import DRAFTERS, DraftModelDrafter, NgramDrafter
+from homespec.drafters.adaptive import MATCH_PRIORS, RateTable
+from homespec.drafters.answer_store import AnswerStore
+from homespec.drafters.rated_lookup import RatedLookup
 from homespec.errors import UsageError
 
 from tests.fakes import FakeModel, FakeSampler, hashed_logits
@@ -50,6 +57,85 @@ def test_ngram_index_grown_or_made_anew_is_the_same() -> None:
 def test_ngram_lengths_are_checked(longest: int, shortest: int) -> None:
     with pytest.raises(UsageError):
         NgramDrafter(longest, shortest)
+
+
+def test_the_answer_store_finds_the_latest_place_and_stops_at_its_end() -> None:
+    store = AnswerStore(ngram=3)
+    store.add([1, 2, 3, 4, 5])
+    store.add([9, 1, 2, 3, 6, 7])
+    assert store.find([0, 1, 2, 3], 4) == (3, (6, 7))
+    assert store.find([9, 1, 2, 3], 1) == (4, (6,))
+    assert store.find([9, 1, 2, 3], 4, beyond=4) == (0, ())
+    assert store.find([2, 3, 4], 4) == (3, (5,))
+    assert store.find([3, 4, 5], 4) == (0, ())  # nothing of its own answer followed
+    assert store.find([5, 9, 1], 4) == (0, ())  # nor does a match run from one into the next
+    assert store.find([2, 3], 4) == (0, ())
+
+
+def test_the_answer_store_forgets_the_oldest() -> None:
+    store = AnswerStore(capacity=100, ngram=3)
+    for number in range(40):
+        store.add([number, number + 1, number + 2, 7, number])
+        assert len(store._tokens) <= 100
+        assert len(store._next) <= 100
+    assert store.find([39, 40, 41], 2) == (3, (7, 39))
+    assert store.find([0, 1, 2], 2) == (0, ())
+
+
+VOCABULARY = 512
+
+
+def written(answer: Sequence[int], store: AnswerStore | None) -> tuple[list[int], int, int]:
+    """(tokens, drafted, accepted) of a target that says `answer`, with lookups of depth 8."""
+    script = [1, 2, 3, *answer]
+
+    def says(tokens: Sequence[int]) -> np.ndarray:
+        right = list(tokens) == script[: len(tokens)]
+        return np.eye(VOCABULARY)[script[len(tokens)] if right else 0]
+
+    decoder = SpeculativeDecoder(
+        target=FakeModel(says, n_ctx=1024),
+        drafter=RatedLookup(RateTable(MATCH_PRIORS), answers=store),
+        sampler=FakeSampler(),
+        rule=RULES["greedy"],
+        policy=FixedDepth(8),
+        uniform=random.Random(0).random,
+        end_tokens=frozenset(),
+    )
+    for _ in decoder.generate(script[:3], len(answer)):
+        pass
+    return decoder.committed[3:], decoder.stats.num_drafted, decoder.stats.num_accepted
+
+
+def test_answers_that_share_passages_are_accepted_more_with_a_store() -> None:
+    rng = random.Random(5)
+
+    def drawn(count: int) -> list[int]:
+        return [rng.randrange(10, VOCABULARY) for _ in range(count)]
+
+    passage, store, alone, shared = drawn(60), AnswerStore(), [0, 0], [0, 0]
+    for _ in range(10):
+        answer = [*drawn(15), *passage, *drawn(15)]
+        for kept, sums in ((None, alone), (store, shared)):
+            tokens, drafted, accepted = written(answer, kept)
+            assert tokens == answer
+            sums[0] += drafted
+            sums[1] += accepted
+        store.add(answer)
+    assert alone[1] < 10
+    assert shared[1] > 9 * 45  # of 56 tokens after the first four of the passage
+    assert shared[1] / shared[0] > 0.8
+
+
+def test_the_longer_match_is_taken_and_learned_from() -> None:
+    rates, store = RateTable(MATCH_PRIORS), AnswerStore()
+    store.add([4, 5, 6, 7, 8, 9, 50, 51])
+    own = [70, 6, 7, 8, 9, 60, 61, 4, 5, 6, 7, 8, 9]  # a match of 4 in its own text, 6 in the store
+    lookup = RatedLookup(rates, answers=store)
+    assert lookup.rates(own, 2) == [MATCH_PRIORS[6], MATCH_PRIORS[6]]
+    assert lookup.propose(own, 2).tokens == (50, 51)
+    longer = [3, 4, 5, 6, 7, 8, 9, 60, 61, 3, 4, 5, 6, 7, 8, 9]  # and here 7 of its own
+    assert lookup.propose(longer, 2).tokens == (60, 61)
 
 
 def peaked(tokens: list[int]) -> np.ndarray:

@@ -184,6 +184,48 @@ def test_too_few_cells_displace_the_youngest_and_lose_nothing(tiny: Path, alone:
         assert engine.cache.num_free == engine.cache.num_cells
 
 
+def test_a_stop_string_ends_what_cannot_be_cut(
+    engine: ParallelEngine, alone: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recurrent state without snapshots: a sequence goes whole or not at all."""
+    cache, remove = engine.cache, engine.cache._remove
+    monkeypatch.setattr(cache, "can_truncate", False)
+    monkeypatch.setattr(
+        cache, "_remove", lambda number, at: remove(number, at) if at <= 0 else False
+    )
+    tokens = prompts(2, seed=8)[1]
+    params = GenerateParams(max_tokens=30, ignore_eos=True)
+    whole = alone.generate(tokens, sampling=GREEDY, max_tokens=30, ignore_eos=True).text
+    stop = whole[10:15]
+    one = scheduler(engine)
+    requests = [Request(tokens, GREEDY, replace(params, stop=(stop,))), Request(tokens, GREEDY)]
+    stopped, _ = run(one, requests)
+    assert stopped.error is None
+    assert stopped.result.text == whole[: whole.find(stop)]
+    assert stopped.result.finish_reason is FinishReason.STOP
+    one.close()
+    assert cache.num_free == cache.num_cells
+
+
+@pytest.mark.parametrize("shared", [0, 4096])
+def test_ended_answers_are_drafted_from_where_that_is_asked_for(
+    engine: ParallelEngine, alone: Engine, shared: int
+) -> None:
+    flat = CostCurve((0,), (1, 64), ((1.0, 1.01),))
+    one = scheduler(engine, shared_tokens=shared)
+    one._learned = type(engine.learned)(replace(engine._priors(), cost=flat))
+    request = Request(
+        prompts(2, seed=9)[1],
+        SamplingParams(temperature=1.5, seed=5),
+        GenerateParams(max_tokens=40, ignore_eos=True),
+    )
+    [first], [second] = run(one, [request]), run(one, [request])
+    assert first.result.tokens == second.result.tokens == solo(alone, request)
+    gained = second.result.stats.num_accepted - first.result.stats.num_accepted
+    assert gained > 20 if shared else abs(gained) < 5
+    one.close()
+
+
 def test_what_cannot_be_served_is_refused_and_the_others_go_on(engine: ParallelEngine) -> None:
     one = scheduler(engine)
     for tokens, error in (([1] * 97, ContextFullError), ([], UsageError), ([999], UsageError)):

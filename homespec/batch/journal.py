@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from homespec.disk import disk_error
+from homespec.disk import NAMED_HINT, disk_error
 from homespec.errors import DiskError, UsageError
 
 _DIGEST = 12  # bytes
@@ -66,7 +66,7 @@ class Journal:
         try:
             self._file = self._open()
         except OSError as exc:
-            raise disk_error(exc, path) from exc
+            raise disk_error(exc, path, hint=NAMED_HINT) from exc
         try:
             self._repair()
         except BaseException:
@@ -156,7 +156,7 @@ class Journal:
                 view = view[os.write(self._file.fileno(), view) :]
             self._sync()
         except OSError as exc:
-            raise disk_error(exc, self.path) from exc
+            raise disk_error(exc, self.path, hint=NAMED_HINT) from exc
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -238,6 +238,9 @@ class Done:
         self._answered, self._failed = _sorted(answered), _sorted(failed)
         self._names = _sorted(names)
 
+    def __len__(self) -> int:
+        return len(self._names)
+
     def answered(self, custom_id: str, key: str) -> bool:
         """Whether this request has its answer."""
         return _has(self._answered, digest(custom_id, key))
@@ -264,15 +267,23 @@ def _has(digests: Digests, one: bytes) -> bool:
     return at < len(digests) and bytes(digests[at]) == one
 
 
-def outdated(journals: Collection[Output], current: dict[str, str]) -> list[set[int]]:
+def outdated(
+    journals: Collection[Output], current: dict[str, str], renamed: dict[str, str]
+) -> list[set[int]]:
     """For each journal the lines that a later one stands for.
 
     current: the key of the request as it is now, for names that may have more than one line. Of
     those the last answer to the present request is kept, else its last error, else all.
+    renamed: old name -> new name of requests; an error under the old one goes once the new one
+    has its line.
     """
     best: dict[str, tuple[int, int, int]] = {}  # (answered, journal, line)
+    arrived: set[str] = set()
+    awaited = set(renamed.values())
     for place, journal in enumerate(journals):
         for number, (entry, _) in enumerate(journal.entries()):
+            if entry.custom_id in awaited:
+                arrived.add(entry.custom_id)
             if current.get(entry.custom_id) == entry.key:
                 found = (not entry.failed, place, number)
                 best[entry.custom_id] = max(best.get(entry.custom_id, found), found)
@@ -280,7 +291,8 @@ def outdated(journals: Collection[Output], current: dict[str, str]) -> list[set[
         {
             number
             for number, (entry, _) in enumerate(journal.entries())
-            if entry.custom_id in best and best[entry.custom_id][1:] != (place, number)
+            if (entry.custom_id in best and best[entry.custom_id][1:] != (place, number))
+            or (entry.failed and renamed.get(entry.custom_id) in arrived)
         }
         for place, journal in enumerate(journals)
     ]

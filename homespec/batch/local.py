@@ -5,7 +5,6 @@ from __future__ import annotations
 from homespec.api import Defaults
 from homespec.batch.rows import Row
 from homespec.batch.work import Outcome, model_digest, outcome_of, request_of
-from homespec.errors import HomespecError
 from homespec.scheduling.engine import ParallelEngine
 from homespec.scheduling.job import Job
 
@@ -45,7 +44,7 @@ class LocalRunner:
         try:
             call, request = request_of(self._engine, row, self._defaults)
             job = self._engine.scheduler.submit(request)
-        except HomespecError as exc:
+        except Exception as exc:  # whatever is wrong with it, the others go on
             self._ended.append(Outcome.of_error(row, exc))
         else:
             self._rows[job] = (row, call.chat)

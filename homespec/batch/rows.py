@@ -44,7 +44,7 @@ class BadRow:
 
 
 def custom_id_of(line: bytes, number: int) -> str:
-    """The row's name: its custom_id, or `line-12` where it has none."""
+    """The row's name: its custom_id, else that of its line, `line-12`."""
     if line.lstrip().startswith(b"{"):
         try:
             named = json.loads(line).get("custom_id")
@@ -52,12 +52,17 @@ def custom_id_of(line: bytes, number: int) -> str:
             named = None
         if isinstance(named, str):
             return named
+    return line_name(number)
+
+
+def line_name(number: int) -> str:
+    """The name of a row that has none."""
     return f"line-{number}"
 
 
 def read_row(line: bytes, number: int, *, raw: bool = False) -> Row | BadRow:
     """The request of a line. raw: a bare prompt is continued, not asked in a chat."""
-    custom_id = f"line-{number}"
+    custom_id = line_name(number)
     try:
         text = _text(line)
         if not text.startswith("{"):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from homespec.api import Defaults
 from homespec.batch.journal import Done, Output, outdated
-from homespec.batch.rows import BadRow, Row, read_row
+from homespec.batch.rows import BadRow, Row, custom_id_of, line_name, read_row
 from homespec.batch.source import Source
 from homespec.batch.work import Outcome, settings_digest
 from homespec.decoding.stats import clock
@@ -56,10 +56,14 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class Summary:
-    """Counts of a run. num_skipped: were done before; num_dropped: given up at an interrupt."""
+    """Counts of a run. num_skipped: were done before, num_failed_before of them with an error.
+
+    num_dropped: given up at an interrupt.
+    """
 
     num_rows: int
     num_skipped: int = 0
+    num_failed_before: int = 0
     num_done: int = 0
     num_failed: int = 0
     num_dropped: int = 0
@@ -105,6 +109,7 @@ class BatchRun:
         self._raw, self._retry = defaults.params.raw, retry_errors
         self._settings = settings_digest(runner.model_digest, defaults)
         self._current: dict[str, str] = {}  # name -> key, where a name may have several lines
+        self._renamed: dict[str, str] = {}  # `line-12` -> the name that line 12 has now
         self._stopped = self._dropped = False
         self.summary = Summary(num_rows)
         self._done_tokens = 0
@@ -121,8 +126,10 @@ class BatchRun:
     def run(self, tell: Tell = lambda _: None) -> Summary:
         """Do what is missing; tell: called often, with the counts so far."""
         began, summary, runner = clock(), self.summary, self._runner
-        todo, exhausted = self._missing(), False
+        done = Done(self._journals)
+        todo, exhausted = self._missing(done), False
         try:
+            self._count(done)
             while not self._dropped:
                 while runner.room > 0 and not exhausted and not self._stopped:
                     row = next(todo, None)
@@ -147,20 +154,36 @@ class BatchRun:
         tell(summary)
         return summary
 
-    def _missing(self) -> Iterator[Row | BadRow]:
-        done = Done(self._journals)
+    def _rows(self) -> Iterator[tuple[Row | BadRow, str]]:
+        """All rows, each with its key."""
         for line in self._source.lines():
             row = read_row(line.text, line.number, raw=self._raw)
-            key = row.key(self._settings)
+            yield row, row.key(self._settings)
+
+    def _count(self, done: Done) -> None:
+        """Count what is done before work starts: what is left is known from the first row on."""
+        if not len(done):
+            return
+        for row, key in self._rows():
+            if self._stopped:
+                return
+            answered = done.answered(row.custom_id, key)
+            failed = not answered and not self._retry and done.failed(row.custom_id, key)
+            self.summary.num_skipped += answered or failed
+            self.summary.num_failed_before += failed
+
+    def _missing(self, done: Done) -> Iterator[Row | BadRow]:
+        for row, key in self._rows():
             times = done.times(row.custom_id)
             finished = done.answered(row.custom_id, key) or (
                 not self._retry and done.failed(row.custom_id, key)
             )
             if times > 1 or (times and not finished):
                 self._current[row.custom_id] = key
-            if finished:
-                self.summary.num_skipped += 1
-            else:
+            unnamed = line_name(row.line)
+            if row.custom_id != unnamed and done.times(unnamed):
+                self._renamed[unnamed] = row.custom_id
+            if not finished:
                 yield row
 
     def _fail(self, row: BadRow) -> None:
@@ -184,10 +207,12 @@ class BatchRun:
 
     def _tidy(self) -> None:
         """Take out lines that others stand for now."""
-        if not self._current:
+        if self._renamed:  # a name of the present input stands for its own row
+            for line in self._source.lines():
+                self._renamed.pop(custom_id_of(line.text, line.number), None)
+        if not self._current and not self._renamed:
             return
-        for journal, lines in zip(
-            self._journals, outdated(self._journals, self._current), strict=True
-        ):
+        found = outdated(self._journals, self._current, self._renamed)
+        for journal, lines in zip(self._journals, found, strict=True):
             if lines:
                 journal.drop(lines)

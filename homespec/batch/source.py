@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ class Line:
 
 
 class Source:
-    """The lines of a file, gzipped or not, or of standard input.
+    """The lines of a file, gzipped or not, or of standard input; a pipe may have a name, too.
 
     A pipe can be read once only, and names used twice must be found before work starts: what comes
     through one is first put into a temporary file without a name, in `folder`.
@@ -44,11 +43,22 @@ class Source:
         self.name = str(path) if path else "standard input"
         try:
             # The file stays open between the passes: one that is replaced meanwhile is not mixed.
-            self._file: IO[bytes] = path.open("rb") if path else _seekable_stdin(folder)
+            file: IO[bytes] = path.open("rb") if path else os.fdopen(os.dup(0), "rb")
         except OSError as exc:
             raise UsageError(f"{self.name} cannot be read: {exc.strerror}.") from exc
-        if stat.S_ISDIR(os.fstat(self._file.fileno()).st_mode):
-            raise UsageError(f"{self.name} is a folder.")
+        self._file = file if file.seekable() else self._spooled(file, folder)
+
+    def _spooled(self, file: IO[bytes], folder: Path | None) -> IO[bytes]:
+        try:
+            spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is what is returned
+            with file:
+                shutil.copyfileobj(file, spool, 1 << 20)
+            spool.flush()
+        except OSError as exc:
+            raise DiskError(
+                f"{self.name} cannot be kept: {exc.strerror}.", hint="Name a file with -i."
+            ) from exc
+        return spool
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -79,22 +89,6 @@ class Source:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _seekable_stdin(folder: Path | None) -> IO[bytes]:
-    file = os.fdopen(os.dup(0), "rb")
-    if file.seekable():
-        return file
-    try:
-        spool = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it is what is returned
-        with file:
-            shutil.copyfileobj(file, spool, 1 << 20)
-        spool.flush()
-    except OSError as exc:
-        raise DiskError(
-            f"Standard input cannot be kept: {exc.strerror}.", hint="Name a file with -i."
-        ) from exc
-    return spool
 
 
 def survey(source: Source) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from homespec.api import Call, Defaults, answer_body, read_call
@@ -15,6 +17,8 @@ from homespec.models.files import remembered_sha256
 from homespec.models.references import shard_names
 from homespec.scheduling.engine import ParallelEngine
 from homespec.scheduling.job import Request
+
+logger = logging.getLogger(__name__)
 
 ERROR_CODES = {
     "ContextFullError": "context_too_small",
@@ -34,15 +38,19 @@ class Outcome:
     message: str = ""
 
     @classmethod
-    def of_error(cls, row: Row, error: HomespecError) -> Outcome:
-        """An error with its hint."""
+    def of_error(cls, row: Row, error: Exception) -> Outcome:
+        """An error with its hint; one that is a fault of ours, with its name."""
+        if not isinstance(error, HomespecError):
+            logger.debug("A row failed.", exc_info=error)
+            error = HomespecError(f"The row failed: {type(error).__name__}: {error}.")
         code = ERROR_CODES.get(type(error).__name__, "failed")
         hint = f" {error.hint}" if error.hint else ""
         return cls(row, None, None, code, error.message + hint)
 
     def line(self, key: str) -> dict[str, Any]:
         """The row of the output."""
-        id_ = key[:24]
+        named = json.dumps([key, self.row.custom_id])  # rows may share a body, and so a key
+        id_ = hashlib.sha256(named.encode()).hexdigest()[:24]
         response, error = None, None
         if self.body is None:
             error = {"code": self.code, "message": self.message}
@@ -83,7 +91,11 @@ def outcome_of(engine: ParallelEngine, row: Row, chat: bool, result: Result) -> 
 
 def model_digest(engine: ParallelEngine) -> str:
     """The sha256 of the model's file, or of those of its parts."""
-    path = engine.model.path
+    return file_digest(engine.model.path)
+
+
+def file_digest(path: Path) -> str:
+    """The sha256 of a file of a model, or of those of its parts."""
     parts = [remembered_sha256(path.with_name(name)) for name in shard_names(path.name)]
     return parts[0] if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
 

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from homespec.bench.records import PARTS, BenchResult
 from homespec.bench.summary import ALL, summarize, verdicts
-from homespec.disk import whole_file
+from homespec.disk import NAMED_HINT, whole_file
 from homespec.errors import UsageError
 from homespec.models.files import human
 
@@ -25,7 +25,7 @@ def check_report(file: Path) -> None:
 def write_report(result: BenchResult, file: Path) -> None:
     """Write the page; whole or not at all. Raises CannotRunError without matplotlib."""
     page = render(result)
-    with whole_file(file) as part:
+    with whole_file(file, hint=NAMED_HINT) as part:
         part.write_text(page, "utf-8")
 
 

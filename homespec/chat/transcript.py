@@ -10,7 +10,7 @@ from typing import Any
 
 from homespec.chat.settings import Settings
 from homespec.chat.types import Message
-from homespec.disk import whole_file
+from homespec.disk import NAMED_HINT, whole_file
 from homespec.errors import UsageError
 
 FORMAT = "homespec chat"
@@ -40,7 +40,7 @@ def write(path: Path, transcript: Transcript) -> None:
         "start": transcript.start,
         "settings": transcript.settings.as_dict(),
     }
-    with whole_file(path) as part:
+    with whole_file(path, hint=NAMED_HINT) as part:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(values, file, ensure_ascii=False, indent=1)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from homespec.api import Defaults
 from homespec.batch.journal import Journal, Output, Pipe
 from homespec.batch.local import LocalRunner
 from homespec.batch.run import BatchRun, Runner, Summary
 from homespec.batch.source import Source, survey
+from homespec.batch.work import file_digest
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
 from homespec.cli.batch_progress import progress, stop_in_steps
@@ -21,8 +23,10 @@ from homespec.cli.files import fetch_named
 from homespec.cli.sizes import reserve_option
 from homespec.cluster import ClusterRunner
 from homespec.console import print_note
+from homespec.drafters.answer_store import SHARED_TOKENS
 from homespec.errors import UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams
+from homespec.models.pairs import local_path
 from homespec.scheduling.engine import MAX_PARALLEL, ParallelEngine
 from homespec.scheduling.parallel import COUNTS
 
@@ -150,8 +154,11 @@ def _runner(
 ) -> Iterator[tuple[Runner, str]]:
     """What answers the rows, and what to call it."""
     if flags["cluster"] is not None:
+        _refuse_load_flags()
         with closing(ClusterRunner(flags["cluster"], defaults)) as cluster:
-            yield cluster, f"the workers of {flags['cluster']}"
+            if _given("pair", "model", "hf_repo"):
+                _refuse_other_model(models, cluster)
+            yield cluster, f"{cluster.model_name} on the workers of {flags['cluster']}"
         return
     with load_engine(models, load, flags["parallel"], num_rows) as engine:
         yield (
@@ -161,10 +168,45 @@ def _runner(
         )
 
 
+def _given(*names: str) -> list[str]:
+    """The flags of these names that stand in the command line."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+
+
+def _refuse_load_flags() -> None:
+    given = _given(*_OF_LOADING)
+    if given:
+        raise UsageError(
+            f"{given[0]} is for a model that is loaded here, but with --cluster none is.",
+            hint="Give it to `homespec worker`, on each machine.",
+        )
+
+
+def _refuse_other_model(models: dict[str, Any], cluster: ClusterRunner) -> None:
+    name, held = models["target"], cluster.model_name
+    path = local_path(name, catalog=models["catalog"])
+    if path is None:
+        raise UsageError(
+            f"{name} is not on this machine: nobody can tell whether the workers hold it.",
+            hint=f"Leave it out: they answer with {held}.",
+        )
+    if file_digest(path) != cluster.model_digest:
+        raise UsageError(
+            f"{name} is not what the workers of the cluster hold: that is {held}.",
+            hint="Leave it out, or start the workers with it.",
+        )
+
+
 def _code(summary: Summary) -> int:
     if summary.interrupted:
         return INTERRUPTED
-    return 1 if summary.num_failed else 0
+    return 1 if summary.num_failed or summary.num_failed_before else 0
 
 
 def _defaults(flags: dict[str, Any]) -> Defaults:
@@ -182,6 +224,10 @@ def _defaults(flags: dict[str, Any]) -> Defaults:
 
 
 _PARAMS = ("stop", "ignore_eos", "raw", "spec_type", "draft_depth")
+_OF_LOADING = (
+    *("parallel", "ctx_size", "threads", "threads_batch", "n_gpu_layers", "device", "flash_attn"),
+    *("cache_type_k", "cache_type_v", "strict_exact", "mlock", "no_mmap", "reserve_bytes"),
+)
 
 
 def _files(flags: dict[str, Any]) -> tuple[Source, list[Output]]:
@@ -190,6 +236,7 @@ def _files(flags: dict[str, Any]) -> tuple[Source, list[Output]]:
         None if flags[name] in (None, Path("-")) else flags[name]
         for name in ("source", "output", "errors")
     )
+    _refuse_outputs(output, errors)
     folder = output.resolve().parent if output else None
     source = Source(path, folder)
     opened: list[Journal] = []
@@ -211,6 +258,20 @@ def _files(flags: dict[str, Any]) -> tuple[Source, list[Output]]:
     return source, [*([] if output else [Pipe()]), *opened]
 
 
+def _refuse_outputs(output: Path | None, errors: Path | None) -> None:
+    if output and errors and output.resolve() == errors.resolve():
+        raise UsageError(
+            f"-o and --jsonl-errors both name {output}.",
+            hint="Without --jsonl-errors rows that failed stand among the answers.",
+        )
+    for name in (output, errors):
+        if name is not None and name.suffix == ".gz":
+            raise UsageError(
+                f"{name} cannot be gzipped: rows are appended, and a torn one is cut off.",
+                hint=f"Name it {name.stem}, and gzip it when the batch is done.",
+            )
+
+
 def _refuse_same(output: Path, source: Path | None) -> None:
     if source is not None and output.exists() and output.samefile(source):
         raise UsageError(f"{output} is the input, too.", hint="Name another output.")
@@ -219,9 +280,9 @@ def _refuse_same(output: Path, source: Path | None) -> None:
 def load_engine(
     models: dict[str, Any], load: dict[str, Any], parallel: int | None, most: int = COUNTS[-1]
 ) -> ParallelEngine:
-    """The model for many rows at once; bars while it is fetched."""
+    """The model for many rows of one owner at once; bars while it is fetched."""
     target, _, params = fetch_named(models, load, "ngram")
-    return ParallelEngine(target, params, parallel=parallel, most=most)
+    return ParallelEngine(target, params, parallel=parallel, most=most, shared_tokens=SHARED_TOKENS)
 
 
 def _run(run: BatchRun, *, drop: bool, quiet: bool) -> Summary:
@@ -236,7 +297,8 @@ def _sentence(summary: Summary) -> str:
     parts = [f"{summary.num_done} answered"]
     for count, what in (
         (summary.num_failed, "failed"),
-        (summary.num_skipped, "done before"),
+        (summary.num_skipped - summary.num_failed_before, "done before"),
+        (summary.num_failed_before, "failed before (--retry-errors tries them again)"),
         (summary.num_dropped, "given up"),
         (summary.num_left, "left"),
     ):

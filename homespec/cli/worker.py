@@ -46,3 +46,5 @@ def command(address: str, pair: str | None, **flags: Any) -> None:
                 )
 
         serve(address, engine, ready)
+        if not quiet:
+            print_note("The scheduler ended, or let this worker go.")

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homespec.decoding.types import NO_DRAFT, Draft, Round, TokenId
+from homespec.drafters.answer_store import LONGEST
 from homespec.errors import UsageError
 
 Gram = tuple[TokenId, ...]
-
-_LONGEST = 32  # a longer match is no surer
 
 
 class NgramDrafter:
@@ -52,7 +51,7 @@ class NgramDrafter:
         """How far back the texts before `position` and before the end agree; `length` is known."""
         seen, end = self._seen, len(self._seen)
         while (
-            length < min(position, _LONGEST)
+            length < min(position, LONGEST)
             and seen[position - length - 1] == seen[end - length - 1]
         ):
             length += 1

@@ -10,34 +10,48 @@ from collections.abc import Sequence
 
 from homespec.decoding.types import Draft, Round, TokenId
 from homespec.drafters.adaptive import RateTable
+from homespec.drafters.answer_store import AnswerStore
 from homespec.drafters.ngram import NgramDrafter
 
 
 class RatedLookup:
     """Drafts for one sequence; keeps the Drafter protocol.
 
-    matches: the chance that a match of a length goes on, shared by the sequences.
+    matches: the chance that a match of a length goes on, shared by the sequences. answers: of
+    other sequences; the longest match there is taken where the own text has none as long.
     """
 
     name = "ngram"
 
-    def __init__(self, matches: RateTable, ngram: NgramDrafter | None = None) -> None:
-        self._matches, self._ngram = matches, ngram or NgramDrafter()
+    def __init__(
+        self,
+        matches: RateTable,
+        ngram: NgramDrafter | None = None,
+        answers: AnswerStore | None = None,
+    ) -> None:
+        self._matches, self._ngram, self._answers = matches, ngram or NgramDrafter(), answers
+        self._match_length = 0  # of the last proposal
 
     def rates(self, committed: Sequence[TokenId], max_tokens: int) -> list[float]:
         """Chance of acceptance, given all before it, of each token that could be drafted."""
         if max_tokens < 1:
             return []
-        found = len(self._ngram.propose(committed, max_tokens).tokens)
-        length = self._ngram.match_length
-        return [self._matches[length + i].value for i in range(found)]
+        found = len(self.propose(committed, max_tokens).tokens)
+        return [self._matches[self._match_length + i].value for i in range(found)]
 
     def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
         """What followed the longest match, up to `max_tokens`."""
-        return self._ngram.propose(committed, max_tokens)
+        draft = self._ngram.propose(committed, max_tokens)
+        self._match_length = self._ngram.match_length
+        if self._answers is not None:
+            length, tokens = self._answers.find(committed, max_tokens, beyond=self._match_length)
+            if tokens:
+                self._match_length = length
+                return Draft(tokens, source=self.name)
+        return draft
 
     def observe(self, finished: Round) -> None:
         """Learn from a round; one cut by its depth says nothing of what lay beyond."""
         self._ngram.observe(finished)
         for i in range(min(finished.num_accepted + 1, len(finished.draft.tokens))):
-            self._matches[self._ngram.match_length + i].observe(i < finished.num_accepted)
+            self._matches[self._match_length + i].observe(i < finished.num_accepted)

@@ -184,11 +184,13 @@ class SamplerChain(Closing):
     def _grammar(self, text: str) -> Any:
         if not text.strip():
             raise UsageError("The grammar is empty: it needs a rule named root.")
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as exc:
+            raise UsageError("The grammar holds half of a character (a surrogate).") from exc
         check_grammar_text(text)
         with captured_stderr() as said:  # the grammar parser prints, it does not log
-            sampler = self._library.llama_sampler_init_grammar(
-                self._model.vocab, text.encode(), b"root"
-            )
+            sampler = self._library.llama_sampler_init_grammar(self._model.vocab, data, b"root")
         if not sampler:
             reason = re.sub(r"^[^:]*: (error[^:]*: )?", "", (said.text.splitlines() or [""])[0])
             raise UsageError(

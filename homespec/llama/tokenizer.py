@@ -35,9 +35,16 @@ class Tokenizer:
         """Token ids of a text.
 
         add_special: add BOS (and EOS) where the model asks for it. parse_special: read markers
-        such as `<|im_end|>` as the tokens they name, as in a rendered chat template.
+        such as `<|im_end|>` as the tokens they name, as in a rendered chat template. Raises
+        UsageError for a text that is none.
         """
-        data = text.encode("utf-8", "surrogateescape")
+        try:
+            data = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as exc:
+            raise UsageError(
+                "The text holds half of a character (a surrogate without its other half).",
+                hint="It was cut in the middle of an emoji, perhaps.",
+            ) from exc
         room = len(data) + 2
         buffer = np.empty(room, np.int32)
         pointer = buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))

@@ -51,13 +51,14 @@ class ParallelEngine(LoadedTarget):
         most: int = counts.COUNTS[-1],
         prompt_chunk: int = 512,
         keep: int = 2,
+        shared_tokens: int = 0,
     ) -> None:
         """Load the target.
 
         params: as for Engine; n_ctx is what one sequence may hold. draft: drafts for a sequence
         while it is alone: for servers, where that is common. parallel: None for the number
-        that this machine does best with, `most` at most. prompt_chunk, keep: as ScheduleParams
-        have them. Raises as Engine does.
+        that this machine does best with, `most` at most. prompt_chunk, keep, shared_tokens: as
+        ScheduleParams have them. Raises as Engine does.
         """
         if parallel is not None and not 1 <= parallel <= MAX_PARALLEL:
             raise UsageError(f"{parallel} sequences at once are not 1 to {MAX_PARALLEL}.")
@@ -66,7 +67,7 @@ class ParallelEngine(LoadedTarget):
         self._kept = keep
         self._cost: PassCost | None = None
         super().__init__(target, draft, params, progress)
-        schedule = ScheduleParams(self.parallel, self.row_ctx, prompt_chunk, keep)
+        schedule = ScheduleParams(self.parallel, self.row_ctx, prompt_chunk, keep, shared_tokens)
         alone = self._alone if self.draft_context else None
         self.scheduler = Scheduler(self.cache, self.tokenizer, self.learned, schedule, alone)
 
@@ -213,7 +214,7 @@ def load_parallel(
 ) -> ParallelEngine:
     """Load a target, named as for `homespec.load`; a pair's draft is not used.
 
-    options: of ParallelEngine: parallel, most, prompt_chunk, keep.
+    options: of ParallelEngine: parallel, most, prompt_chunk, keep, shared_tokens.
     """
     pair = replace(find_pair(target, None, catalog=catalog, offline=offline), drafts=())
     load = load or params_for(pair, {})

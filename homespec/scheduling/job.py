@@ -14,6 +14,7 @@ from homespec.decoding.text import TextStream
 from homespec.decoding.types import Row
 from homespec.decoding.verify import RULES
 from homespec.drafters.adaptive import RateTable
+from homespec.drafters.answer_store import AnswerStore
 from homespec.drafters.none import NoDrafter
 from homespec.drafters.rated_lookup import RatedLookup
 from homespec.errors import ContextFullError, HomespecError, UsageError
@@ -56,8 +57,13 @@ class Job:
         tokenizer: Tokenizer,
         matches: RateTable | None,
         n_ctx: int,
+        *,
+        answers: AnswerStore | None = None,
     ) -> None:
-        """Raises ContextFullError, and UsageError for what cannot be done."""
+        """Raises ContextFullError, and UsageError for what cannot be done.
+
+        matches, answers: how often lookups are right, and what they look into besides its own text.
+        """
         params, sampling = request.params, request.sampling
         if sampling.seed is None:
             raise UsageError("A sequence needs a seed.")
@@ -74,7 +80,9 @@ class Job:
         self.sequence: CachedSequence | None = None
         self.logprobs: list[TokenLogprobs] = []  # of all tokens, an end token too
         drafts = matches is not None and params.spec_type != "none"
-        self.drafter = RatedLookup(matches) if matches is not None and drafts else None
+        self.drafter = (
+            RatedLookup(matches, answers=answers) if matches is not None and drafts else None
+        )
         self.max_depth = _DEPTH if params.draft_depth is None else params.draft_depth
         self.alone: Speculation | None = None
         self._chain = SamplerChain(model, sampling.within(n_ctx))

@@ -6,8 +6,9 @@ many where its prompt is still to be read. So reading a prompt in pieces, giving
 sequence and taking it up again need no states of their own. A step
 
 1. places waiting jobs on free sequences
-2. has each job that is being written look up a draft, and shares the width of the pass among the
-   drafts: the tokens likeliest to be accepted first, as many as the cost of a pass makes worthwhile
+2. has each job that is being written look up a draft, in its own text and, in a batch, in answers
+   that have ended, and shares the width of the pass among the drafts: the tokens likeliest to be
+   accepted first, as many as the cost of a pass makes worthwhile
 3. adds pieces of prompts, up to `prompt_chunk` tokens; what another sequence holds of a prompt is
    taken up, not read
 4. makes one pass, and has each job's decoder accept, commit and roll back
@@ -28,6 +29,7 @@ from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.speculative import Proposal
 from homespec.decoding.stats import clock
 from homespec.drafters.adaptive import Learned
+from homespec.drafters.answer_store import AnswerStore
 from homespec.errors import CannotRunError, HomespecError, UsageError
 from homespec.generation import Chunk, GenerateParams
 from homespec.llama.context import LogitsRow
@@ -49,12 +51,15 @@ class ScheduleParams:
 
     prompt_chunk: prompt tokens of a pass; small ones keep running answers flowing, large ones
     read faster. keep: ended sequences whose cells are kept for prompts that begin alike.
+    shared_tokens: of ended answers, in which the lookups of others look, too; 0 for requests of
+    people who may not read each other's.
     """
 
     parallel: int
     n_ctx: int = 4096
     prompt_chunk: int = 512
     keep: int = 2
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class Scheduler:
         self._running: list[Job] = []
         # What cannot be cut cannot be shared either: a recurrent state stands for all its tokens.
         self._kept = KeptSequences(params.keep if cache.can_truncate else 0)
+        self._answers = AnswerStore(params.shared_tokens) if params.shared_tokens else None
 
     @property
     def num_running(self) -> int:
@@ -140,7 +146,9 @@ class Scheduler:
                 hint="Take --spec-type ngram or none.",
             )
         matches = self._learned.matches if self._cache.can_truncate else None
-        job = Job(request, self._cache.model, self._tokenizer, matches, self._n_ctx)
+        job = Job(
+            request, self._cache.model, self._tokenizer, matches, self._n_ctx, answers=self._answers
+        )
         if self._alone is not None and params.spec_type not in ("ngram", "none"):
             job.alone = self._alone(params, sampling)
         self._waiting.append(job)
@@ -189,6 +197,8 @@ class Scheduler:
         except Exception as exc:  # and so is a fault of ours
             logger.warning("An answer failed.", exc_info=exc)
             job.fail(CannotRunError(f"The answer failed: {type(exc).__name__}."))
+        if job.result is not None and self._answers is not None:
+            self._answers.add(job.result.tokens)
         if job.done:
             self._leave(job)
         return Progress(job, chunks)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from homespec.disk import whole_file
+from homespec.disk import NAMED_HINT, whole_file
 from homespec.errors import CannotRunError, UsageError
 from homespec.tuning import fit
 from homespec.tuning.profile import Profile
@@ -33,7 +33,7 @@ def draw(profile: Profile, file: Path) -> None:
     _draw_cost(left, profile)
     _draw_speed(right, profile)
     try:
-        with whole_file(file) as part:
+        with whole_file(file, hint=NAMED_HINT) as part:
             figure.savefig(part, format=file.suffix[1:])
     finally:
         plt.close(figure)
