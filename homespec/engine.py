@@ -131,7 +131,13 @@ def load(
         raise UsageError(f"load() has no option {sorted(unknown)[0]!r}.")
     pair = find_pair(target, draft, catalog=catalog, offline=offline)
     params = params_for(pair, options)
-    files = fetch_planned(pair, params, progress=download_progress, offline=offline)
+    files = fetch_planned(
+        pair,
+        params,
+        needs_draft=draft is not None,
+        progress=download_progress,
+        offline=offline,
+    )
     return Engine(*files, params, progress)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homespec.checking import Report, check_pair
-from homespec.errors import NoRangesError
+from homespec.errors import NetworkError, NoRangesError
 from homespec.loading import STRICT_EXACT, LoadParams
 from homespec.models import sources
 from homespec.models.catalog import Pair, load_catalog
@@ -36,15 +36,27 @@ def plan_request(params: LoadParams) -> PlanRequest:
 
 
 def fetch_planned(
-    pair: Pair, params: LoadParams, *, progress: Progress | None = None, offline: bool = False
+    pair: Pair,
+    params: LoadParams,
+    *,
+    needs_draft: bool = False,
+    progress: Progress | None = None,
+    offline: bool = False,
 ) -> tuple[Path, Path | None]:
     """The target and the one draft that is to be loaded with it, on this machine and verified.
 
     A target and a draft that are here are taken, and no network is asked. Else headers are read
-    first, and the draft that is fetched is the first one with room beside the target. Raises
+    first, and the draft that is fetched is the first one with room beside the target. A target
+    that is here goes without a draft that cannot be reached, but with needs_draft. Raises
     PlanError or IncompatiblePairError before any download, and what fetching raises.
     """
-    chosen = _chosen(pair, params, progress, offline)
+    try:
+        chosen = _chosen(pair, params, progress, offline)
+    except NetworkError as exc:
+        if needs_draft or not sources.locate(pair.target.source):
+            raise
+        logger.warning("%s N-grams draft instead.", exc.message)
+        chosen = replace(pair, drafts=())
     return fetch_pair(chosen, progress=progress, offline=offline)
 
 

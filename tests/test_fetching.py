@@ -130,14 +130,33 @@ def test_what_is_here_is_used_and_nobody_is_asked(served: Served) -> None:
     assert draft.name == "large.gguf"
 
 
-def test_offline_asks_nobody_for_what_is_missing(served: Served) -> None:
+def test_offline_asks_nobody_for_what_is_missing(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(NetworkError, match="offline mode"):
         fetch_planned(served.pair("small"), PARAMS, offline=True)
     sources.fetch(served.pair().target.source)
     asked = len(served.hub.requests)
     with pytest.raises(NetworkError, match="offline mode"):
-        fetch_planned(served.pair("small"), PARAMS, offline=True)
+        fetch_planned(served.pair("small"), PARAMS, offline=True, needs_draft=True)
+    # A draft that had no room is never fetched: that must not end the use of the target offline.
+    target, draft = fetch_planned(served.pair("small"), PARAMS, offline=True)
+    assert (target.name, draft) == ("target.gguf", None)
+    assert "small.gguf is not on this machine" in caplog.text
     assert len(served.hub.requests) == asked
+
+
+def test_a_target_that_is_here_needs_no_hub(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources.fetch(served.pair().target.source)
+    served.hub.__exit__()
+    _, draft = fetch_planned(served.pair("small"), PARAMS)
+    assert draft is None
+    assert "could not be reached" in caplog.text
+    assert "N-grams draft instead" in caplog.text
+    with pytest.raises(NetworkError, match="could not be reached"):
+        fetch_planned(served.pair("small"), PARAMS, needs_draft=True)
 
 
 def test_a_draft_that_cannot_draft_is_told_before_the_download(

@@ -29,5 +29,11 @@ def fetch_named(
     pair = named_pair(models, spec_type)
     params = params_for(pair, settings)
     with load_bars() as bars:
-        files = fetch_planned(pair, params, progress=bars.download, offline=models["offline"])
+        files = fetch_planned(
+            pair,
+            params,
+            needs_draft=models.get("draft") is not None,
+            progress=bars.download,
+            offline=models["offline"],
+        )
     return *files, params
