@@ -140,6 +140,7 @@ class ClusterRunner:
         """
         distributed = _distributed()
         self._defaults, self._retries = defaults, retries
+        _check_address(distributed, address)
         try:
             self._client = distributed.Client(address, timeout=5, set_as_default=False)
         except _NOT_REACHED as exc:
@@ -286,10 +287,26 @@ def _no_scheduler(address: str, exc: Exception) -> HomespecError:
             f"There is no Dask scheduler at {address}: {cause}.",
             hint="Start one: dask scheduler --port 8786.",
         )
+    return _no_address(address, str(cause))
+
+
+def _no_address(address: str, reason: str) -> UsageError:
     return UsageError(
-        f"{address} cannot be used as an address: {cause}.",
+        f"{address} cannot be used as an address: {reason}.",
         hint="It is like tcp://192.168.1.10:8786; tls:// needs certificates (docs/cluster.md).",
     )
+
+
+def _check_address(distributed: Any, address: str) -> None:
+    """Raise UsageError for an address that a client would take, and then hang at its end."""
+    try:
+        distributed.comm.get_address_host(address)
+    except ValueError as exc:
+        raise _no_address(address, str(exc)) from exc
+    if address.startswith(("tls://", "wss://")):
+        settings = distributed.Security().get_connection_args("client")
+        if settings.get("ssl_context") is None:
+            raise _no_address(address, "no certificates are configured")
 
 
 @contextmanager

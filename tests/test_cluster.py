@@ -226,7 +226,9 @@ class FakeClient:
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> ClusterRunner:
-    monkeypatch.setattr("homespec.cluster._distributed", lambda: SimpleNamespace(Client=FakeClient))
+    comm = SimpleNamespace(get_address_host=lambda _: "x")
+    dask = SimpleNamespace(Client=FakeClient, comm=comm)
+    monkeypatch.setattr("homespec.cluster._distributed", lambda: dask)
     monkeypatch.setattr("homespec.cluster._POLL_SECONDS", 0.01)
     return ClusterRunner("tcp://x:1", Defaults(SamplingParams(), GenerateParams()))
 
