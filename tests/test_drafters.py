@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +14,9 @@ from homespec.decoding.speculative import SpeculativeDecoder
 from homespec.decoding.verify import RULES
 from homespec.drafters import DRAFTERS, DraftModelDrafter, NgramDrafter
 from homespec.drafters.adaptive import MATCH_PRIORS, RateTable
-from homespec.drafters.answer_store import AnswerStore
+from homespec.drafters.answer_store import LONGEST, AnswerStore
 from homespec.drafters.rated_lookup import RatedLookup
+from homespec.drafters.suffix_automaton import SuffixAutomaton
 from homespec.errors import UsageError
 
 from tests.fakes import FakeModel, FakeSampler, hashed_logits
@@ -26,8 +28,8 @@ def test_names_are_keys() -> None:
 
 def test_ngram_prefers_the_longest_match_then_the_latest() -> None:
     history = [1, 2, 3, 70, 9, 2, 3, 80, 5, 1, 2, 3]
-    assert NgramDrafter(max_ngram=3).propose(history, 1).tokens == (70,)
-    assert NgramDrafter(max_ngram=2).propose(history, 1).tokens == (80,)
+    assert NgramDrafter().propose(history, 1).tokens == (70,)
+    assert NgramDrafter().propose([*history[1:8], 2, 3], 1).tokens == (80,)
 
 
 def test_ngram_finds_nothing_new() -> None:
@@ -53,10 +55,39 @@ def test_ngram_index_grown_or_made_anew_is_the_same() -> None:
     assert grown.propose([1, 2, 3], 2).tokens == ()
 
 
-@pytest.mark.parametrize(("longest", "shortest"), [(2, 3), (3, 0)])
-def test_ngram_lengths_are_checked(longest: int, shortest: int) -> None:
+def test_ngram_lengths_are_checked() -> None:
     with pytest.raises(UsageError):
-        NgramDrafter(longest, shortest)
+        NgramDrafter(min_ngram=0)
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 3, 8])
+def test_the_automaton_finds_what_a_scan_finds(alphabet: int) -> None:
+    """The longest repeat, and the latest place of it, at every length of the text."""
+    rng = random.Random(alphabet)
+    text: list[int] = []
+    index = SuffixAutomaton(reach=10_000)
+    for _ in range(150):
+        text.append(rng.randrange(alphabet))
+        index.append(text[-1])
+        assert index.longest_repeat() == scanned(text)
+
+
+def scanned(text: list[int]) -> tuple[int, int]:
+    size = len(text)
+    for length in range(size - 1, 0, -1):
+        for place in range(size - length - 1, -1, -1):
+            if text[place : place + length] == text[size - length :]:
+                return length, place + length
+    return 0, 0
+
+
+def test_a_long_text_of_one_token_takes_linear_time() -> None:
+    drafter = NgramDrafter()
+    history = [7] * 30_000
+    began = time.process_time()
+    assert drafter.propose(history, 32).tokens == (7,) * 32
+    assert time.process_time() - began < 3
+    assert drafter.match_length == LONGEST
 
 
 def test_the_answer_store_finds_the_latest_place_and_stops_at_its_end() -> None:
