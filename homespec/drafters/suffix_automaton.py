@@ -3,7 +3,8 @@
 A suffix automaton, built online (Blumer et al. 1985, "The smallest automaton recognizing the
 subwords of a text"): a state stands for all texts that end at the same places. A state's link leads
 to its longest suffix that ends in more places, so the link of the whole text is what is looked for.
-`scripts/measure-lookup` compares it with hashes of n-grams: it accepts a little more for the same time.
+`scripts/measure-lookup` compares it with hashes of n-grams: a little more is accepted, for the same
+time.
 """
 
 from __future__ import annotations
