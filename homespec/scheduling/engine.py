@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from homespec.decoding.depth import PassCost
 from homespec.decoding.sampling import MAX_SEED, SamplingParams
 from homespec.drafters.adaptive import Priors
 from homespec.errors import PlanError, UsageError
-from homespec.fetching import fetch_planned, params_for
 from homespec.generation import GenerateParams
 from homespec.llama.context import Context
 from homespec.llama.devices import offload_devices
 from homespec.llama.sequences import SequenceCache
 from homespec.loading import LoadedTarget, LoadParams, LoadProgress, Prompt, check_files
 from homespec.models.memory_plan import Plan
-from homespec.models.pairs import find_pair
-from homespec.models.references import Progress
 from homespec.models.tokenizer_check import Compatibility
 from homespec.scheduling import parallel as counts
 from homespec.scheduling.job import Request
@@ -200,23 +195,3 @@ class ParallelEngine(LoadedTarget):
         if "scheduler" in vars(self) and self._open:
             self.scheduler.close()
         super().close()
-
-
-def load_parallel(
-    target: str | os.PathLike[str] | None = None,
-    *,
-    catalog: str | os.PathLike[str] | None = None,
-    offline: bool = False,
-    progress: LoadProgress | None = None,
-    download_progress: Progress | None = None,
-    load: LoadParams | None = None,
-    **options: Any,
-) -> ParallelEngine:
-    """Load a target, named as for `homespec.load`; a pair's draft is not used.
-
-    options: of ParallelEngine: parallel, most, prompt_chunk, keep, shared_tokens.
-    """
-    pair = replace(find_pair(target, None, catalog=catalog, offline=offline), drafts=())
-    load = load or params_for(pair, {})
-    path, _ = fetch_planned(pair, load, progress=download_progress, offline=offline)
-    return ParallelEngine(path, load, progress, **options)
