@@ -121,6 +121,8 @@ def print_diagnosis(diagnosis: Diagnosis, settings: dict[str, Any]) -> None:
         facts.add_row(name, value)
     if library:
         facts.add_row("processor", f"{library['cpu']}, {library['threads']} threads used")
+        ours = "homespec's, for several tokens at once"
+        facts.add_row("K-quants", ours if library["own_kernels"] else "llama.cpp's kernels alone")
     console.print(facts)
     features = Table("instruction set", "processor", "build", title="CPU", title_justify="left")
     for row in diagnosis.features:

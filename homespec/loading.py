@@ -21,7 +21,11 @@ from homespec.errors import HomespecError, LibraryError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, Closable, GenerateParams
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
-from homespec.llama.library import exact_kernels_possible, use_exact_kernels
+from homespec.llama.library import (
+    exact_kernels_possible,
+    tiled_kernels_pay,
+    use_exact_kernels,
+)
 from homespec.llama.model import ALL_LAYERS, Model
 from homespec.llama.tokenizer import Tokenizer
 from homespec.models.catalog import load_catalog
@@ -182,7 +186,7 @@ class LoadedTarget(Closing):
     def _choose_kernels(self, params: LoadParams) -> None:
         if params.strict_exact:
             use_exact_kernels()
-        elif self.profile is not None and not self.profile.tiled:
+        elif not (self.profile.tiled if self.profile else tiled_kernels_pay()):
             with suppress(LibraryError):  # too late in this process: then it is the other kernels
                 use_exact_kernels()
 

@@ -16,7 +16,12 @@ from homespec.decoding.stats import clock
 from homespec.errors import HomespecError
 from homespec.llama.context import Context, ContextParams
 from homespec.llama.devices import cpu_features, cpu_name, devices, num_threads
-from homespec.llama.library import build_features, use_exact_kernels, version
+from homespec.llama.library import (
+    build_features,
+    has_own_kernels,
+    use_exact_kernels,
+    version,
+)
 from homespec.llama.model import ALL_LAYERS, Model
 from homespec.tuning.invariance import probe_widths
 
@@ -47,6 +52,7 @@ def _library() -> dict[str, Any]:
     return {
         "version": version(),
         "build_features": build_features(),
+        "own_kernels": has_own_kernels(),
         "devices": [asdict(device) for device in devices()],
         "cpu": cpu_name(),
         "cpu_features": cpu_features(),

@@ -41,11 +41,12 @@ def test_the_list_of_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_findings_of_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     device = {"name": "D0", "description": "[/b]", "kind": "gpu", "free_bytes": 1, "total_bytes": 2}
-    library = {"cpu": ODD, "threads": 2, "devices": [device]}
+    library = {"cpu": ODD, "threads": 2, "devices": [device], "own_kernels": True}
     print_diagnosis(Diagnosis({"python": "3 [/b]"}, {"library": library}), {})
     shown = capsys.readouterr().out
     assert ODD in shown
     assert "D0 ([/b])" in shown
+    assert "homespec's, for several tokens at once" in shown
 
 
 def test_names_of_arms(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from homespec.doctor import FEATURES, diagnose
-from homespec.llama.library import build_features
+from homespec.llama.library import build_features, has_own_kernels
 
 
 def test_a_sound_build_passes_every_stage(tiny: Path) -> None:
     found = diagnose(tiny, {"flash_attention": "on"})
     assert found.problem is None
     assert {"library", "load", "decode", "widths"} <= found.stages.keys()
+    assert found.stages["library"]["own_kernels"] == has_own_kernels()
     assert found.versions["llama-cpp-python"][0].isdigit()
     built = set(build_features()["CPU"]) & FEATURES.keys()
     assert built == {row.name for row in found.features if row.in_build}

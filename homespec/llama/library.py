@@ -72,6 +72,30 @@ def exact_kernels_possible() -> bool:
     return os.environ.get(_TILED) == "0" or not _passes_made
 
 
+def has_own_kernels() -> bool:
+    """Whether this build multiplies K-quants with several tokens by homespec's own kernels.
+
+    They are in builds of scripts/setup, for x86 CPUs with AVX2.
+    """
+    try:
+        count = ggml().homespec_products
+    except AttributeError:
+        return False
+    count.restype = ctypes.c_int64
+    return bool(count() >= 0)
+
+
+def tiled_kernels_pay() -> bool:
+    """Whether the tiled kernels are to be expected faster, where that was not measured.
+
+    Beside homespec's own they are slower on CPUs without instructions for dot products of bytes.
+    """
+    if _TILED in os.environ:
+        return os.environ[_TILED] != "0"
+    built_for = build_features().get("CPU", [])
+    return not has_own_kernels() or any("VNNI" in feature for feature in built_for)
+
+
 def kernel_environment(*, tiled: bool) -> dict[str, str]:
     """What a child process is to find in its environment, with those kernels or without."""
     return {_TILED: "1" if tiled else "0"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -78,6 +78,7 @@ class TargetTuner:
         """budget: seconds for everything, of which each stage takes a share; None: by its speed."""
         self.path, self._placement, self._book = path, placement, book
         self._stack = ExitStack()
+        self._repack = True
         self._budget = budget or 0.0
 
     @property
@@ -97,9 +98,19 @@ class TargetTuner:
 
     @cached_property
     def model(self) -> Model:
-        """The weights."""
+        """The weights, in the layout that was last asked for."""
         self._book.tell(0.0, f"loading {self.path.name}")
-        return self._stack.enter_context(self._placement.load(self.path))
+        load = self._placement.load(self.path, repack=self._repack)
+        return self._stack.enter_context(load)
+
+    def _opened(
+        self, switches: Switches, n_ctx: int, **sizes: int
+    ) -> AbstractContextManager[Context]:
+        """A context of the weights in the layout of the switches, as later runs will have them."""
+        if switches.repack != self._repack:
+            self.close()
+            self._repack = switches.repack
+        return opened(self.model, switches, n_ctx, **sizes)
 
     def close(self) -> None:
         """Free the weights."""
@@ -147,8 +158,9 @@ class TargetTuner:
 
         def ready(switches: Switches, stack: ExitStack) -> Callable[[], Timings]:
             model = self.model
-            if not switches.repack:
-                model = stack.enter_context(self._placement.load(self.path, repack=False))
+            if switches.repack != self._repack:
+                load = self._placement.load(self.path, repack=switches.repack)
+                model = stack.enter_context(load)
             context = stack.enter_context(opened(model, switches, length + max(WIDTHS)))
             fill(context, length)
             time_pass(context, 1)  # the first pass sets its graph up
@@ -185,7 +197,7 @@ class TargetTuner:
         first: Values | None = None
         for number, (switches, ratio) in enumerate(near):
             self._book.tell(number / len(near), "comparing passes bit by bit")
-            with opened(self.model, switches, 600 + max(WIDTHS)) as context:
+            with self._opened(switches, 600 + max(WIDTHS)) as context:
                 report = probe_widths(context, (64,), (2, PROBE_WIDTHS[-1]))
                 if report.invariant:
                     report = probe_widths(context)
@@ -205,7 +217,7 @@ class TargetTuner:
     def threads(self, switches: Switches) -> Values:
         """The switches with the best numbers of threads."""
         length = min(CONTEXT_LENGTH, self.lengths[1])
-        with opened(self.model, switches, length + max(WIDTHS)) as context:
+        with self._opened(switches, length + max(WIDTHS)) as context:
             fill(context, length)
             return _plain(choose_threads(context, switches, 8, 0.05 * self.budget))
 
@@ -213,7 +225,7 @@ class TargetTuner:
 
     def cost(self, switches: Switches) -> Values:
         """The cost curve, with how much the machine was disturbed."""
-        with opened(self.model, switches, self.n_ctx) as context:
+        with self._opened(switches, self.n_ctx) as context:
 
             def timed(name: str, widths: Sequence[int], share: float) -> Timings:
                 rounds = self._book.rounds(name)
@@ -252,7 +264,7 @@ class TargetTuner:
         try:
             with (
                 ChildArm(self.path, exact, self.n_ctx, self._placement) as arm,
-                opened(self.model, switches, self.n_ctx) as context,
+                self._opened(switches, self.n_ctx) as context,
             ):
                 promise = arm.probe()
                 self._book.tell(0.3)
@@ -279,7 +291,7 @@ class TargetTuner:
         tokens = int(seconds / (len(SAMPLES) * 1.2 * token_seconds))
         tokens = max(16, min(96, tokens))
         n_ctx = min(self.model.n_ctx_train, 1024)
-        with opened(self.model, switches, n_ctx, max_rows=agreement.ROWS) as context:
+        with self._opened(switches, n_ctx, max_rows=agreement.ROWS) as context:
             tokenizer = Tokenizer(self.model)
             found = agreement.read_samples(context, tokenizer, tokens, self._book.tell)
         return [reading.as_dict() for reading in found]

@@ -16,6 +16,7 @@ from typing import Any
 from setup_steps.diagnosis import SetupError, diagnose, how_to_install
 from setup_steps.process import Command, run_logged
 from setup_steps.progress import say
+from setup_steps.recipe import ADDED_TO_BUILD
 from setup_steps.wheel import build_error
 
 NOTE = "homespec-build.json"
@@ -48,7 +49,7 @@ class Environment:
         return found if isinstance(found, dict) else {}
 
     def is_current(self, *, dev: bool, key: str | None = None) -> bool:
-        """Whether all is installed, for this pyproject.toml and, where given, this wheel."""
+        """Whether all is installed, for these sources and, where given, this wheel."""
         note = self.note()
         wanted = self._state()
         return (
@@ -102,7 +103,12 @@ class Environment:
 
     def _state(self) -> dict[str, str]:
         project = (self.root / "pyproject.toml").read_bytes()
-        return {"root": str(self.root), "pyproject": hashlib.sha256(project).hexdigest()}
+        added = b"".join(path.read_bytes() for path in ADDED_TO_BUILD)
+        return {
+            "root": str(self.root),
+            "pyproject": hashlib.sha256(project).hexdigest(),
+            "added": hashlib.sha256(added).hexdigest(),
+        }
 
     def _runs(self, code: str) -> bool:
         try:

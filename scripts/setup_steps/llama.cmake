@@ -7,3 +7,7 @@ set(LLAMA_BUILD_COMMON OFF)
 if(DEFINED HOMESPEC_METAL)
     set(GGML_METAL ${HOMESPEC_METAL})
 endif()
+
+# Once the targets are there: homespec's own kernels.
+set(HOMESPEC_KERNELS ${CMAKE_CURRENT_LIST_DIR}/kernels/kernels.cmake)
+cmake_language(DEFER CALL include "${HOMESPEC_KERNELS}")

@@ -14,6 +14,7 @@ from setup_steps.backends import Backend
 from setup_steps.toolchain import AmxChoice, Toolchain
 
 INCLUDE = Path(__file__).with_name("llama.cmake")
+ADDED_TO_BUILD = (INCLUDE, *sorted(Path(__file__).with_name("kernels").iterdir()))
 BUILD_VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "HIPFLAGS")
 
 
@@ -32,7 +33,7 @@ class Recipe:
         """The same for every Python and every clone, other for another compiler, CPU or flag."""
         parts = (
             self.version,
-            INCLUDE.read_text(encoding="utf-8"),
+            *(path.read_text(encoding="utf-8") for path in ADDED_TO_BUILD),
             self.settings(),
             self.backend.identity,
             self.toolchain.version,

@@ -1,0 +1,355 @@
+// Products of K-quantized weights with several tokens at once, for x86 CPUs with AVX2.
+//
+// llama.cpp multiplies a row of weights with one token at a time: every token unpacks the row anew,
+// so a pass over four tokens costs nearly three times a pass over one. Here a row is unpacked once
+// for up to eight tokens. Each product is summed in the order of ggml's ggml_vec_dot_*, so the bits
+// are those of one token at a time: verifying a draft rounds as decoding does.
+//
+// ggml asks llamafile_sgemm before it multiplies row by row; the linker's --wrap puts this file in
+// front of it. HOMESPEC_KERNELS=0 in the environment leaves everything to ggml.
+
+#include "ggml-backend.h"
+#include "ggml-cpu-impl.h"
+#include "ggml-quants.h"
+#include "llamafile/sgemm.h"
+#include "simd-mappings.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+extern "C" {
+bool __real_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
+                            const void * A, int64_t lda, const void * B, int64_t ldb, void * C, int64_t ldc,
+                            int Atype, int Btype, int Ctype);
+bool __wrap_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
+                            const void * A, int64_t lda, const void * B, int64_t ldb, void * C, int64_t ldc,
+                            int Atype, int Btype, int Ctype);
+// Products computed here so far; -1 where this CPU's instructions are not built for.
+GGML_BACKEND_API int64_t homespec_products(void);
+}
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include <immintrin.h>
+
+namespace {
+
+#define INLINE inline __attribute__((always_inline))
+
+constexpr int MOST_TOKENS = 8;  // of a group: their sums just fit into the registers
+constexpr int64_t CHUNK = 16;   // rows that a thread takes at a time; they stay in its L2 cache
+
+// Tokens of one group: `blocks[t]` are the quantized activations of token t. `sums[t]` are, for each
+// block, eight sums of 32 activations, which the minima of Q4_K and Q5_K are multiplied with.
+template <int T>
+struct Tokens {
+    const block_q8_K * blocks[T];
+    const int16_t * sums[T];
+};
+
+INLINE __m256i load(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
+INLINE __m128i load_half(const void * p) { return _mm_loadu_si128((const __m128i *) p); }
+INLINE __m256i twice(__m128i x) { return _mm256_set_m128i(x, x); }
+
+// The order of additions is that of hsum_float_8 in ggml's arch/x86/quants.c.
+INLINE float sum_of_8(__m256 x) {
+    __m128 sum = _mm256_extractf128_ps(x, 1);
+    sum = _mm_add_ps(sum, _mm256_castps256_ps128(x));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    sum = _mm_add_ss(sum, _mm_movehdup_ps(sum));
+    return _mm_cvtss_f32(sum);
+}
+
+// Byte indices that spread the 16-bit numbers `low` and `high` of eight over the two halves.
+INLINE __m256i spread(int low, int high) {
+    return _mm256_set_m128i(_mm_set1_epi16((short) (0x0100 + 0x0202 * high)),
+                            _mm_set1_epi16((short) (0x0100 + 0x0202 * low)));
+}
+
+// 32 weights, unsigned, times 32 activations, times the weights' scale: eight sums of four.
+INLINE __m256i products(__m256i weights, __m256i scale, const int8_t * activations) {
+    return _mm256_madd_epi16(scale, _mm256_maddubs_epi16(weights, load(activations)));
+}
+
+// The six-bit scales (first half) and minima (second half) of Q4_K and Q5_K, as 16 bits each.
+INLINE __m256i scales_and_minima(const uint8_t * packed) {
+    constexpr uint32_t mask1 = 0x3f3f3f3f, mask2 = 0x0f0f0f0f, mask3 = 0x03030303;
+    uint32_t in[3];
+    memcpy(in, packed, sizeof(in));
+    return _mm256_cvtepu8_epi16(_mm_set_epi32(
+        (int) (((in[2] >> 4) & mask2) | (((in[1] >> 6) & mask3) << 4)), (int) (in[1] & mask1),
+        (int) ((in[2] & mask2) | (((in[0] >> 6) & mask3) << 4)), (int) (in[0] & mask1)));
+}
+
+template <int T>
+struct Q4_K {
+    using block = block_q4_K;
+    __m256 sum[T];
+    __m128 minima_sum[T];
+
+    INLINE Q4_K() {
+        for (int t = 0; t < T; ++t) {
+            sum[t] = _mm256_setzero_ps();
+            minima_sum[t] = _mm_setzero_ps();
+        }
+    }
+
+    INLINE void add(const block & x, const Tokens<T> & tokens, int64_t i) {
+        const __m256i both = scales_and_minima(x.scales);
+        const __m128i minima = _mm256_extracti128_si256(both, 1);
+        const __m256i scales = twice(_mm256_castsi256_si128(both));
+        const float d = GGML_CPU_FP16_TO_FP32(x.d), dmin = GGML_CPU_FP16_TO_FP32(x.dmin);
+        for (int t = 0; t < T; ++t) {
+            const __m128i product = _mm_madd_epi16(minima, load_half(tokens.sums[t] + 8 * i));
+            minima_sum[t] = _mm_fmadd_ps(_mm_set1_ps(-tokens.blocks[t][i].d * dmin), _mm_cvtepi32_ps(product), minima_sum[t]);
+        }
+        const __m256i low_bits = _mm256_set1_epi8(15);
+        __m256i whole[T];
+        for (int t = 0; t < T; ++t) whole[t] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+        for (int j = 0; j < QK_K / 64; ++j) {
+            const __m256i packed = load(x.qs + 32 * j);
+            const __m256i low = _mm256_and_si256(packed, low_bits);
+            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low_bits);
+            const __m256i low_scale = _mm256_shuffle_epi8(scales, spread(2 * j, 2 * j));
+            const __m256i high_scale = _mm256_shuffle_epi8(scales, spread(2 * j + 1, 2 * j + 1));
+            for (int t = 0; t < T; ++t) {
+                const int8_t * activations = tokens.blocks[t][i].qs + 64 * j;
+                whole[t] = _mm256_add_epi32(whole[t], _mm256_add_epi32(products(low, low_scale, activations),
+                                                                       products(high, high_scale, activations + 32)));
+            }
+        }
+        for (int t = 0; t < T; ++t) {
+            sum[t] = _mm256_fmadd_ps(_mm256_set1_ps(tokens.blocks[t][i].d * d), _mm256_cvtepi32_ps(whole[t]), sum[t]);
+        }
+    }
+
+    INLINE float result(int t) const {
+        __m128 minima = _mm_add_ps(minima_sum[t], _mm_movehl_ps(minima_sum[t], minima_sum[t]));
+        minima = _mm_add_ss(minima, _mm_movehdup_ps(minima));
+        return sum_of_8(sum[t]) + _mm_cvtss_f32(minima);
+    }
+};
+
+template <int T>
+struct Q5_K {
+    using block = block_q5_K;
+    __m256 sum[T];
+    float minima_sum[T];
+
+    INLINE Q5_K() {
+        for (int t = 0; t < T; ++t) {
+            sum[t] = _mm256_setzero_ps();
+            minima_sum[t] = 0;
+        }
+    }
+
+    INLINE void add(const block & x, const Tokens<T> & tokens, int64_t i) {
+        const __m256i both = scales_and_minima(x.scales);
+        const __m128i minima = _mm256_extracti128_si256(both, 1), zero = _mm_setzero_si128();
+        const __m256i scales = twice(_mm256_castsi256_si128(both));
+        const float d = GGML_CPU_FP16_TO_FP32(x.d), dmin = GGML_CPU_FP16_TO_FP32(x.dmin);
+        for (int t = 0; t < T; ++t) {
+            const __m128i product = _mm_madd_epi16(minima, load_half(tokens.sums[t] + 8 * i));
+            const __m128i total = _mm_hadd_epi32(_mm_hadd_epi32(product, zero), zero);
+            minima_sum[t] += -tokens.blocks[t][i].d * dmin * _mm_cvtsi128_si32(total);
+        }
+        const __m256i low_bits = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
+        const __m256i fifths = load(x.qh);
+        __m256i whole[T];
+        for (int t = 0; t < T; ++t) whole[t] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+        for (int j = 0; j < QK_K / 64; ++j) {
+            const __m256i packed = load(x.qs + 32 * j);
+            const __m128i low_shift = _mm_cvtsi32_si128(2 * j), high_shift = _mm_cvtsi32_si128(2 * j + 1);
+            const __m256i low_fifth = _mm256_and_si256(_mm256_slli_epi16(_mm256_srl_epi16(fifths, low_shift), 4), fifth);
+            const __m256i high_fifth = _mm256_and_si256(_mm256_slli_epi16(_mm256_srl_epi16(fifths, high_shift), 4), fifth);
+            const __m256i low = _mm256_or_si256(_mm256_and_si256(packed, low_bits), low_fifth);
+            const __m256i high = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(packed, 4), low_bits), high_fifth);
+            const __m256i low_scale = _mm256_shuffle_epi8(scales, spread(2 * j, 2 * j));
+            const __m256i high_scale = _mm256_shuffle_epi8(scales, spread(2 * j + 1, 2 * j + 1));
+            for (int t = 0; t < T; ++t) {
+                const int8_t * activations = tokens.blocks[t][i].qs + 64 * j;
+                whole[t] = _mm256_add_epi32(whole[t], _mm256_add_epi32(products(low, low_scale, activations),
+                                                                       products(high, high_scale, activations + 32)));
+            }
+        }
+        for (int t = 0; t < T; ++t) {
+            sum[t] = _mm256_fmadd_ps(_mm256_set1_ps(tokens.blocks[t][i].d * d), _mm256_cvtepi32_ps(whole[t]), sum[t]);
+        }
+    }
+
+    INLINE float result(int t) const { return sum_of_8(sum[t]) + minima_sum[t]; }
+};
+
+template <int T>
+struct Q6_K {
+    using block = block_q6_K;
+    __m256 sum[T];
+
+    INLINE Q6_K() {
+        for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_ps();
+    }
+
+    INLINE void add(const block & x, const Tokens<T> & tokens, int64_t i) {
+        const __m256i scales = _mm256_cvtepi8_epi16(load_half(x.scales));
+        const __m256i low_bits = _mm256_set1_epi8(15);
+        __m256i whole[T];
+        for (int t = 0; t < T; ++t) whole[t] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+        for (int j = 0; j < QK_K / 128; ++j) {
+            const __m256i first = load(x.ql + 64 * j), second = load(x.ql + 64 * j + 32), upper = load(x.qh + 32 * j);
+            const __m256i weights[4] = {
+                _mm256_or_si256(_mm256_and_si256(first, low_bits),
+                                _mm256_slli_epi16(_mm256_and_si256(upper, _mm256_set1_epi8(3)), 4)),
+                _mm256_or_si256(_mm256_and_si256(second, low_bits),
+                                _mm256_slli_epi16(_mm256_and_si256(upper, _mm256_set1_epi8(12)), 2)),
+                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(first, 4), low_bits),
+                                _mm256_and_si256(upper, _mm256_set1_epi8(48))),
+                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(second, 4), low_bits),
+                                _mm256_srli_epi16(_mm256_and_si256(upper, _mm256_set1_epi8(-64)), 2)),
+            };
+            const __m256i eight = twice(j == 0 ? _mm256_castsi256_si128(scales) : _mm256_extracti128_si256(scales, 1));
+#pragma GCC unroll 4
+            for (int part = 0; part < 4; ++part) {
+                const __m256i scale = _mm256_shuffle_epi8(eight, spread(2 * part, 2 * part + 1));
+                for (int t = 0; t < T; ++t) {
+                    const int8_t * activations = tokens.blocks[t][i].qs + 128 * j + 32 * part;
+                    whole[t] = _mm256_add_epi32(whole[t], products(weights[part], scale, activations));
+                }
+            }
+        }
+        const float d = GGML_CPU_FP16_TO_FP32(x.d);
+        for (int t = 0; t < T; ++t) {
+            // weights are stored 32 too large
+            const block_q8_K & y = tokens.blocks[t][i];
+            const __m256i offset = _mm256_slli_epi32(_mm256_madd_epi16(load(y.bsums), scales), 5);
+            sum[t] = _mm256_fmadd_ps(_mm256_set1_ps(y.d * d), _mm256_cvtepi32_ps(_mm256_sub_epi32(whole[t], offset)), sum[t]);
+        }
+    }
+
+    INLINE float result(int t) const { return sum_of_8(sum[t]); }
+};
+
+// One product of weights (m rows of `blocks` blocks) with activations (n tokens): C[t][row].
+struct Product {
+    const ggml_compute_params * params;
+    int64_t m, n, blocks;
+    const void * A;
+    int64_t lda;
+    const block_q8_K * B;
+    int64_t ldb;
+    float * C;
+    int64_t ldc;
+    const int16_t * sums;
+};
+
+template <template <int> class Quant, int T>
+void multiply_group(const Product & p, int64_t row, int64_t end, int64_t first) {
+    Tokens<T> tokens;
+    for (int t = 0; t < T; ++t) {
+        tokens.blocks[t] = p.B + (first + t) * p.ldb;
+        tokens.sums[t] = p.sums + 8 * (first + t) * p.blocks;
+    }
+    for (; row < end; ++row) {
+        const auto * x = (const typename Quant<T>::block *) p.A + row * p.lda;
+        Quant<T> quant;
+        for (int64_t i = 0; i < p.blocks; ++i) quant.add(x[i], tokens, i);
+        for (int t = 0; t < T; ++t) p.C[(first + t) * p.ldc + row] = quant.result(t);
+    }
+}
+
+// Rows times all tokens, in groups as equal as may be: nine tokens are five and four.
+template <template <int> class Quant>
+void multiply_rows(const Product & p, int64_t row, int64_t end) {
+    using Multiply = void (*)(const Product &, int64_t, int64_t, int64_t);
+    static constexpr Multiply of_size[MOST_TOKENS + 1] = {
+        nullptr,                  multiply_group<Quant, 1>, multiply_group<Quant, 2>,
+        multiply_group<Quant, 3>, multiply_group<Quant, 4>, multiply_group<Quant, 5>,
+        multiply_group<Quant, 6>, multiply_group<Quant, 7>, multiply_group<Quant, 8>,
+    };
+    const int64_t groups = (p.n + MOST_TOKENS - 1) / MOST_TOKENS;
+    for (int64_t g = 0; g < groups; ++g) {
+        const int64_t first = g * p.n / groups, next = (g + 1) * p.n / groups;
+        of_size[next - first](p, row, end, first);
+    }
+}
+
+std::atomic<int64_t> products_so_far{0};
+
+template <template <int> class Quant>
+void multiply(const Product & p) {
+    ggml_threadpool * pool = p.params->threadpool;
+    if (p.params->ith == 0) {
+        ggml_threadpool_chunk_set(pool, p.params->nth);
+        ++products_so_far;
+    }
+    ggml_barrier(pool);
+    for (int64_t chunk = p.params->ith; chunk * CHUNK < p.m; chunk = ggml_threadpool_chunk_add(pool, 1)) {
+        multiply_rows<Quant>(p, chunk * CHUNK, std::min(p.m, (chunk + 1) * CHUNK));
+    }
+    ggml_barrier(pool);
+}
+
+// Neighbouring sums of 16 activations added up: eight sums of 32 for each block.
+const int16_t * sums_of_32(const Product & p) {
+    thread_local std::vector<int16_t> sums;
+    sums.resize(8 * p.n * p.blocks);
+    for (int64_t t = 0; t < p.n; ++t) {
+        for (int64_t i = 0; i < p.blocks; ++i) {
+            const int16_t * of_16 = p.B[t * p.ldb + i].bsums;
+            _mm_storeu_si128((__m128i *) &sums[8 * (t * p.blocks + i)], _mm_hadd_epi16(load_half(of_16), load_half(of_16 + 8)));
+        }
+    }
+    return sums.data();
+}
+
+void (*multiply_of(int type))(const Product &) {
+    switch (type) {
+        case GGML_TYPE_Q4_K: return multiply<Q4_K>;
+        case GGML_TYPE_Q5_K: return multiply<Q5_K>;
+        case GGML_TYPE_Q6_K: return multiply<Q6_K>;
+        default: return nullptr;
+    }
+}
+
+bool wanted() {
+    static const bool wanted = [] {
+        const char * text = std::getenv("HOMESPEC_KERNELS");
+        return text == nullptr || strcmp(text, "0") != 0;
+    }();
+    return wanted;
+}
+
+}  // namespace
+
+int64_t homespec_products(void) { return products_so_far; }
+
+bool __wrap_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
+                            const void * A, int64_t lda, const void * B, int64_t ldb, void * C, int64_t ldc,
+                            int Atype, int Btype, int Ctype) {
+    if (n >= 2 && Btype == GGML_TYPE_Q8_K && Ctype == GGML_TYPE_F32 && wanted()) {
+        if (void (*multiply)(const Product &) = multiply_of(Atype)) {
+            Product product{params, m, n, k, A, lda, (const block_q8_K *) B, ldb, (float *) C, ldc, nullptr};
+            product.sums = sums_of_32(product);
+            multiply(product);
+            return true;
+        }
+    }
+    return __real_llamafile_sgemm(params, m, n, k, A, lda, B, ldb, C, ldc, Atype, Btype, Ctype);
+}
+
+#else
+
+int64_t homespec_products(void) { return -1; }
+
+bool __wrap_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
+                            const void * A, int64_t lda, const void * B, int64_t ldb, void * C, int64_t ldc,
+                            int Atype, int Btype, int Ctype) {
+    return __real_llamafile_sgemm(params, m, n, k, A, lda, B, ldb, C, ldc, Atype, Btype, Ctype);
+}
+
+#endif
