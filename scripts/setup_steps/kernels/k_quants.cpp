@@ -40,19 +40,32 @@ namespace {
 #define INLINE inline __attribute__((always_inline))
 
 constexpr int MOST_TOKENS = 8;  // of a group: their sums just fit into the registers
+constexpr int64_t PANEL = 64;   // tokens whose activations are laid out at a time, so many bytes are needed
 constexpr int64_t CHUNK = 16;   // rows that a thread takes at a time; they stay in its L2 cache
 
-// Tokens of one group: `blocks[t]` are the quantized activations of token t. `sums[t]` are, for each
-// block, eight sums of 32 activations, which the minima of Q4_K and Q5_K are multiplied with.
+// The activations of T tokens that meet one block of weights: `d` are their scales, the sums are of
+// 16 and of 32 neighbours, for what all weights of a block have in common.
 template <int T>
-struct Tokens {
-    const block_q8_K * blocks[T];
-    const int16_t * sums[T];
+struct alignas(32) Activations {
+    int8_t q[T][QK_K];
+    int16_t sums_of_16[T][QK_K / 16];
+    int16_t sums_of_32[T][QK_K / 32];
+    alignas(32) float d[MOST_TOKENS];
 };
 
 INLINE __m256i load(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
 INLINE __m128i load_half(const void * p) { return _mm_loadu_si128((const __m128i *) p); }
 INLINE __m256i twice(__m128i x) { return _mm256_set_m128i(x, x); }
+
+// A factor of the weights times that of each token.
+struct Factors {
+    alignas(32) float each[MOST_TOKENS];
+
+    INLINE Factors(const float * of_tokens, float of_weights) {
+        _mm256_store_ps(each, _mm256_mul_ps(_mm256_load_ps(of_tokens), _mm256_set1_ps(of_weights)));
+    }
+    INLINE __m256 of(int t) const { return _mm256_broadcast_ss(each + t); }
+};
 
 // The order of additions is that of hsum_float_8 in ggml's arch/x86/quants.c.
 INLINE float sum_of_8(__m256 x) {
@@ -72,6 +85,12 @@ INLINE __m256i spread(int low, int high) {
 // 32 weights, unsigned, times 32 activations, times the weights' scale: eight sums of four.
 INLINE __m256i products(__m256i weights, __m256i scale, const int8_t * activations) {
     return _mm256_madd_epi16(scale, _mm256_maddubs_epi16(weights, load(activations)));
+}
+
+// The sum stays in its register: gcc would put off the additions, and all products on the stack.
+INLINE void add_to(__m256i & sum, __m256i x) {
+    sum = _mm256_add_epi32(sum, x);
+    asm("" : "+x"(sum));
 }
 
 // The six-bit scales (first half) and minima (second half) of Q4_K and Q5_K, as 16 bits each.
@@ -97,14 +116,14 @@ struct Q4_K {
         }
     }
 
-    INLINE void add(const block & x, const Tokens<T> & tokens, int64_t i) {
+    INLINE void add(const block & x, const Activations<T> & y) {
         const __m256i both = scales_and_minima(x.scales);
         const __m128i minima = _mm256_extracti128_si256(both, 1);
         const __m256i scales = twice(_mm256_castsi256_si128(both));
-        const float d = GGML_CPU_FP16_TO_FP32(x.d), dmin = GGML_CPU_FP16_TO_FP32(x.dmin);
+        const Factors d(y.d, GGML_CPU_FP16_TO_FP32(x.d)), dmin(y.d, -GGML_CPU_FP16_TO_FP32(x.dmin));
         for (int t = 0; t < T; ++t) {
-            const __m128i product = _mm_madd_epi16(minima, load_half(tokens.sums[t] + 8 * i));
-            minima_sum[t] = _mm_fmadd_ps(_mm_set1_ps(-tokens.blocks[t][i].d * dmin), _mm_cvtepi32_ps(product), minima_sum[t]);
+            const __m128i product = _mm_madd_epi16(minima, load_half(y.sums_of_32[t]));
+            minima_sum[t] = _mm_fmadd_ps(_mm256_castps256_ps128(dmin.of(t)), _mm_cvtepi32_ps(product), minima_sum[t]);
         }
         const __m256i low_bits = _mm256_set1_epi8(15);
         __m256i whole[T];
@@ -117,13 +136,13 @@ struct Q4_K {
             const __m256i low_scale = _mm256_shuffle_epi8(scales, spread(2 * j, 2 * j));
             const __m256i high_scale = _mm256_shuffle_epi8(scales, spread(2 * j + 1, 2 * j + 1));
             for (int t = 0; t < T; ++t) {
-                const int8_t * activations = tokens.blocks[t][i].qs + 64 * j;
-                whole[t] = _mm256_add_epi32(whole[t], _mm256_add_epi32(products(low, low_scale, activations),
-                                                                       products(high, high_scale, activations + 32)));
+                const int8_t * activations = y.q[t] + 64 * j;
+                add_to(whole[t], products(low, low_scale, activations));
+                add_to(whole[t], products(high, high_scale, activations + 32));
             }
         }
         for (int t = 0; t < T; ++t) {
-            sum[t] = _mm256_fmadd_ps(_mm256_set1_ps(tokens.blocks[t][i].d * d), _mm256_cvtepi32_ps(whole[t]), sum[t]);
+            sum[t] = _mm256_fmadd_ps(d.of(t), _mm256_cvtepi32_ps(whole[t]), sum[t]);
         }
     }
 
@@ -147,15 +166,15 @@ struct Q5_K {
         }
     }
 
-    INLINE void add(const block & x, const Tokens<T> & tokens, int64_t i) {
+    INLINE void add(const block & x, const Activations<T> & y) {
         const __m256i both = scales_and_minima(x.scales);
         const __m128i minima = _mm256_extracti128_si256(both, 1), zero = _mm_setzero_si128();
         const __m256i scales = twice(_mm256_castsi256_si128(both));
-        const float d = GGML_CPU_FP16_TO_FP32(x.d), dmin = GGML_CPU_FP16_TO_FP32(x.dmin);
+        const Factors d(y.d, GGML_CPU_FP16_TO_FP32(x.d)), dmin(y.d, -GGML_CPU_FP16_TO_FP32(x.dmin));
         for (int t = 0; t < T; ++t) {
-            const __m128i product = _mm_madd_epi16(minima, load_half(tokens.sums[t] + 8 * i));
+            const __m128i product = _mm_madd_epi16(minima, load_half(y.sums_of_32[t]));
             const __m128i total = _mm_hadd_epi32(_mm_hadd_epi32(product, zero), zero);
-            minima_sum[t] += -tokens.blocks[t][i].d * dmin * _mm_cvtsi128_si32(total);
+            minima_sum[t] += dmin.each[t] * _mm_cvtsi128_si32(total);
         }
         const __m256i low_bits = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
         const __m256i fifths = load(x.qh);
@@ -172,13 +191,13 @@ struct Q5_K {
             const __m256i low_scale = _mm256_shuffle_epi8(scales, spread(2 * j, 2 * j));
             const __m256i high_scale = _mm256_shuffle_epi8(scales, spread(2 * j + 1, 2 * j + 1));
             for (int t = 0; t < T; ++t) {
-                const int8_t * activations = tokens.blocks[t][i].qs + 64 * j;
-                whole[t] = _mm256_add_epi32(whole[t], _mm256_add_epi32(products(low, low_scale, activations),
-                                                                       products(high, high_scale, activations + 32)));
+                const int8_t * activations = y.q[t] + 64 * j;
+                add_to(whole[t], products(low, low_scale, activations));
+                add_to(whole[t], products(high, high_scale, activations + 32));
             }
         }
         for (int t = 0; t < T; ++t) {
-            sum[t] = _mm256_fmadd_ps(_mm256_set1_ps(tokens.blocks[t][i].d * d), _mm256_cvtepi32_ps(whole[t]), sum[t]);
+            sum[t] = _mm256_fmadd_ps(d.of(t), _mm256_cvtepi32_ps(whole[t]), sum[t]);
         }
     }
 
@@ -194,7 +213,7 @@ struct Q6_K {
         for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_ps();
     }
 
-    INLINE void add(const block & x, const Tokens<T> & tokens, int64_t i) {
+    INLINE void add(const block & x, const Activations<T> & y) {
         const __m256i scales = _mm256_cvtepi8_epi16(load_half(x.scales));
         const __m256i low_bits = _mm256_set1_epi8(15);
         __m256i whole[T];
@@ -217,17 +236,15 @@ struct Q6_K {
             for (int part = 0; part < 4; ++part) {
                 const __m256i scale = _mm256_shuffle_epi8(eight, spread(2 * part, 2 * part + 1));
                 for (int t = 0; t < T; ++t) {
-                    const int8_t * activations = tokens.blocks[t][i].qs + 128 * j + 32 * part;
-                    whole[t] = _mm256_add_epi32(whole[t], products(weights[part], scale, activations));
+                    add_to(whole[t], products(weights[part], scale, y.q[t] + 128 * j + 32 * part));
                 }
             }
         }
-        const float d = GGML_CPU_FP16_TO_FP32(x.d);
+        const Factors d(y.d, GGML_CPU_FP16_TO_FP32(x.d));
         for (int t = 0; t < T; ++t) {
             // weights are stored 32 too large
-            const block_q8_K & y = tokens.blocks[t][i];
-            const __m256i offset = _mm256_slli_epi32(_mm256_madd_epi16(load(y.bsums), scales), 5);
-            sum[t] = _mm256_fmadd_ps(_mm256_set1_ps(y.d * d), _mm256_cvtepi32_ps(_mm256_sub_epi32(whole[t], offset)), sum[t]);
+            const __m256i offset = _mm256_slli_epi32(_mm256_madd_epi16(load(y.sums_of_16[t]), scales), 5);
+            sum[t] = _mm256_fmadd_ps(d.of(t), _mm256_cvtepi32_ps(_mm256_sub_epi32(whole[t], offset)), sum[t]);
         }
     }
 
@@ -244,67 +261,85 @@ struct Product {
     int64_t ldb;
     float * C;
     int64_t ldc;
-    const int16_t * sums;
 };
 
-template <template <int> class Quant, int T>
-void multiply_group(const Product & p, int64_t row, int64_t end, int64_t first) {
-    Tokens<T> tokens;
-    for (int t = 0; t < T; ++t) {
-        tokens.blocks[t] = p.B + (first + t) * p.ldb;
-        tokens.sums[t] = p.sums + 8 * (first + t) * p.blocks;
+// Some of its tokens, with their activations laid out.
+struct Group {
+    int64_t first, size;
+    size_t offset;
+};
+
+template <int T>
+void lay_out(const Product & p, int64_t first, void * to) {
+    auto * y = (Activations<T> *) to;
+    for (int64_t i = 0; i < p.blocks; ++i) {
+        for (int t = 0; t < T; ++t) {
+            const block_q8_K & x = p.B[(first + t) * p.ldb + i];
+            memcpy(y[i].q[t], x.qs, sizeof(x.qs));
+            memcpy(y[i].sums_of_16[t], x.bsums, sizeof(x.bsums));
+            const __m128i of_32 = _mm_hadd_epi16(load_half(x.bsums), load_half(x.bsums + 8));
+            _mm_storeu_si128((__m128i *) y[i].sums_of_32[t], of_32);
+            y[i].d[t] = x.d;
+        }
+        for (int t = T; t < MOST_TOKENS; ++t) y[i].d[t] = 0;
     }
+}
+
+template <template <int> class Quant, int T>
+void multiply_group(const Product & p, int64_t row, int64_t end, int64_t first, const void * laid_out) {
+    const auto * y = (const Activations<T> *) laid_out;
     for (; row < end; ++row) {
         const auto * x = (const typename Quant<T>::block *) p.A + row * p.lda;
         Quant<T> quant;
-        for (int64_t i = 0; i < p.blocks; ++i) quant.add(x[i], tokens, i);
+        for (int64_t i = 0; i < p.blocks; ++i) quant.add(x[i], y[i]);
         for (int t = 0; t < T; ++t) p.C[(first + t) * p.ldc + row] = quant.result(t);
     }
 }
 
-// Rows times all tokens, in groups as equal as may be: nine tokens are five and four.
+// What there is for groups of each size, 1 to 8 tokens.
+using LayOut = void (*)(const Product &, int64_t, void *);
+using Multiply = void (*)(const Product &, int64_t, int64_t, int64_t, const void *);
+constexpr LayOut LAY_OUT[] = {lay_out<1>, lay_out<2>, lay_out<3>, lay_out<4>, lay_out<5>, lay_out<6>, lay_out<7>, lay_out<8>};
+constexpr size_t BYTES[] = {sizeof(Activations<1>), sizeof(Activations<2>), sizeof(Activations<3>), sizeof(Activations<4>),
+                            sizeof(Activations<5>), sizeof(Activations<6>), sizeof(Activations<7>), sizeof(Activations<8>)};
 template <template <int> class Quant>
-void multiply_rows(const Product & p, int64_t row, int64_t end) {
-    using Multiply = void (*)(const Product &, int64_t, int64_t, int64_t);
-    static constexpr Multiply of_size[MOST_TOKENS + 1] = {
-        nullptr,                  multiply_group<Quant, 1>, multiply_group<Quant, 2>,
-        multiply_group<Quant, 3>, multiply_group<Quant, 4>, multiply_group<Quant, 5>,
-        multiply_group<Quant, 6>, multiply_group<Quant, 7>, multiply_group<Quant, 8>,
-    };
-    const int64_t groups = (p.n + MOST_TOKENS - 1) / MOST_TOKENS;
-    for (int64_t g = 0; g < groups; ++g) {
-        const int64_t first = g * p.n / groups, next = (g + 1) * p.n / groups;
-        of_size[next - first](p, row, end, first);
-    }
-}
+constexpr Multiply MULTIPLY[] = {multiply_group<Quant, 1>, multiply_group<Quant, 2>, multiply_group<Quant, 3>, multiply_group<Quant, 4>,
+                                 multiply_group<Quant, 5>, multiply_group<Quant, 6>, multiply_group<Quant, 7>, multiply_group<Quant, 8>};
 
 std::atomic<int64_t> products_so_far{0};
 
+// Tokens of one panel times all rows, in groups as equal as may be: nine tokens are five and four.
 template <template <int> class Quant>
-void multiply(const Product & p) {
-    ggml_threadpool * pool = p.params->threadpool;
-    if (p.params->ith == 0) {
-        ggml_threadpool_chunk_set(pool, p.params->nth);
-        ++products_so_far;
+void multiply_panel(const Product & p, int64_t begin, int64_t end) {
+    thread_local std::vector<char> buffer;
+    Group groups[(PANEL + MOST_TOKENS - 1) / MOST_TOKENS];
+    const int64_t n = end - begin, count = (n + MOST_TOKENS - 1) / MOST_TOKENS;
+    size_t bytes = 0;
+    for (int64_t g = 0; g < count; ++g) {
+        const int64_t first = g * n / count, next = (g + 1) * n / count;
+        groups[g] = {begin + first, next - first, bytes};
+        bytes += BYTES[next - first - 1] * p.blocks;
     }
+    buffer.resize(bytes + 32);
+    char * laid_out = buffer.data() + (-(uintptr_t) buffer.data() & 31);
+    for (int64_t g = 0; g < count; ++g) LAY_OUT[groups[g].size - 1](p, groups[g].first, laid_out + groups[g].offset);
+
+    ggml_threadpool * pool = p.params->threadpool;
+    if (p.params->ith == 0) ggml_threadpool_chunk_set(pool, p.params->nth);
     ggml_barrier(pool);
     for (int64_t chunk = p.params->ith; chunk * CHUNK < p.m; chunk = ggml_threadpool_chunk_add(pool, 1)) {
-        multiply_rows<Quant>(p, chunk * CHUNK, std::min(p.m, (chunk + 1) * CHUNK));
+        const int64_t row = chunk * CHUNK, last = std::min(p.m, row + CHUNK);
+        for (int64_t g = 0; g < count; ++g) {
+            MULTIPLY<Quant>[groups[g].size - 1](p, row, last, groups[g].first, laid_out + groups[g].offset);
+        }
     }
     ggml_barrier(pool);
 }
 
-// Neighbouring sums of 16 activations added up: eight sums of 32 for each block.
-const int16_t * sums_of_32(const Product & p) {
-    thread_local std::vector<int16_t> sums;
-    sums.resize(8 * p.n * p.blocks);
-    for (int64_t t = 0; t < p.n; ++t) {
-        for (int64_t i = 0; i < p.blocks; ++i) {
-            const int16_t * of_16 = p.B[t * p.ldb + i].bsums;
-            _mm_storeu_si128((__m128i *) &sums[8 * (t * p.blocks + i)], _mm_hadd_epi16(load_half(of_16), load_half(of_16 + 8)));
-        }
-    }
-    return sums.data();
+template <template <int> class Quant>
+void multiply(const Product & p) {
+    if (p.params->ith == 0) ++products_so_far;
+    for (int64_t begin = 0; begin < p.n; begin += PANEL) multiply_panel<Quant>(p, begin, std::min(p.n, begin + PANEL));
 }
 
 void (*multiply_of(int type))(const Product &) {
@@ -333,9 +368,7 @@ bool __wrap_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64
                             int Atype, int Btype, int Ctype) {
     if (n >= 2 && Btype == GGML_TYPE_Q8_K && Ctype == GGML_TYPE_F32 && wanted()) {
         if (void (*multiply)(const Product &) = multiply_of(Atype)) {
-            Product product{params, m, n, k, A, lda, (const block_q8_K *) B, ldb, (float *) C, ldc, nullptr};
-            product.sums = sums_of_32(product);
-            multiply(product);
+            multiply({params, m, n, k, A, lda, (const block_q8_K *) B, ldb, (float *) C, ldc});
             return true;
         }
     }
