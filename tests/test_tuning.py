@@ -61,6 +61,7 @@ from homespec.tuning.measure import (
     opened,
     settled,
     thread_counts,
+    together,
 )
 from homespec.tuning.ngram_rates import longest_match, match_rates
 from homespec.tuning.notebook import Notebook
@@ -580,7 +581,7 @@ def test_another_library_or_machine_ends_a_profile(files: tuple[Path, Path]) -> 
         lambda text: text[: len(text) // 2],
         lambda _: "[]",
         lambda _: "\x00",
-        lambda text: text.replace('"version": 3', '"version": 0'),
+        lambda text: text.replace('"version": 4', '"version": 0'),
         lambda text: text.replace('"draft_pays": true', '"draft_pays": "yes"'),
         lambda text: text.replace('"notes"', '"remarks"'),
         lambda text: text.replace('"widths": [', '"widths": ['.replace("[", "[9, ")),
@@ -877,3 +878,9 @@ def test_a_signal_ends_it_in_a_sentence(
     assert len(list(folders.rglob("*.partial"))) == 1
     assert list(folders.rglob("*.part")) == []
     assert not profile_path(starter, None, this_box()).exists()
+
+
+def test_passes_timed_at_two_speeds_of_the_machine_come_to_one_scale() -> None:
+    narrow = {"64,1": 1.0, "64,8": 4.0, "600,1": 1.5, "600,8": 6.0}
+    wide = {"64,8": 8.0, "64,16": 16.0, "600,8": 3.0, "600,16": 6.0}  # half as fast, twice as fast
+    assert together(narrow, wide) == {**narrow, "64,16": 8.0, "600,16": 12.0}

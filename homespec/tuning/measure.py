@@ -70,6 +70,16 @@ def medians(rounds: Sequence[Timings]) -> Timings:
     return {key: statistics.median(timed[key] for timed in calm) for key in calm[0]}
 
 
+def together(first: Timings, second: Timings) -> Timings:
+    """Both, the second brought to the speed that the machine had in the first.
+
+    What is in both tells how much faster or slower it was, at each context length.
+    """
+    lengths = {key: key.partition(",")[0] for key in (*first, *second)}
+    scale = {lengths[key]: first[key] / second[key] for key in first.keys() & second.keys()}
+    return {key: seconds * scale[lengths[key]] for key, seconds in second.items()} | first
+
+
 def disturbance(rounds: Sequence[Timings]) -> float:
     """How many times its fastest a typical round took; 1 on a machine with nothing else to do."""
     totals = [sum(timed.values()) for timed in rounds]

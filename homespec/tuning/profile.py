@@ -26,7 +26,7 @@ from homespec.tuning.box import Box, this_box
 from homespec.tuning.cost import CostCurve
 from homespec.tuning.placement import Placement
 
-VERSION = 3
+VERSION = 4
 """Of the format and of what is measured: raised when an older profile is of no use."""
 
 SHIPPED = "as shipped"

@@ -38,6 +38,7 @@ from homespec.tuning.measure import (
     settled,
     time_pass,
     time_table,
+    together,
 )
 from homespec.tuning.notebook import Notebook
 from homespec.tuning.placement import Placement
@@ -236,7 +237,9 @@ class TargetTuner:
                     self._noted(rounds),
                 )
 
-            timings = timed("wide passes", WIDE, 0.1) | timed("narrow passes", NARROW, 0.2)
+            wide = timed("wide passes", (NARROW[-1], *WIDE), 0.12)
+            narrow = timed("narrow passes", NARROW, 0.2)
+            timings = together(narrow, wide)
         curve = CostCurve.from_points(points(timings))
         disturbed = disturbance(self._book.rounds("narrow passes"))
         return {"curve": curve.as_dict(), "disturbance": disturbed}
