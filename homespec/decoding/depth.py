@@ -53,6 +53,7 @@ _NEGLIGIBLE = 0.01  # a token accepted so seldom is not weighed
 _WINDOW = 7  # passes of a width that are remembered
 _STALE = 192  # passes after which the price of a plain one is asked anew, by ...
 _AGAIN = 3  # ... so many: under 2 % of the passes
+_ASKING = 0.005  # of the time may be lost by asking sooner, where a draft hardly gains
 _PRIOR_WORTH = 80.0  # observations; a text shows at most 1 / (1 - decay) = 25
 
 
@@ -81,13 +82,15 @@ class LearnedCost:
         """Tokens to draft on trial: few, as long as what they take is not known."""
         return sys.maxsize if self._curve else max(FEW, *self._medians, 0)
 
-    @property
-    def wants_plain(self) -> bool:
+    def wants_plain(self, gain: float = math.inf) -> bool:
         """Whether passes should hold one token for a while: that price is out of date.
 
-        The machine's other work may have ended since, and every draft is weighed against it.
+        The machine's other work may have ended since, and every draft is weighed against it. gain:
+        of the draft at hand, as ratio to plain decoding. The less it is, the sooner the price is
+        asked, for then a wrong one misleads, and asking costs little.
         """
-        return self._age >= _STALE or self._again > 0
+        due = min(_STALE, max(_AGAIN, (gain - 1) / _ASKING))
+        return self._age >= due or self._again > 0
 
     def seconds(self, num_tokens: int, context_length: int) -> float:
         """The expected seconds of a pass; inf before anything is known."""

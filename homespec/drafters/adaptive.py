@@ -36,6 +36,15 @@ EXPLORATION = 1.0  # passes that may be lost at the very start where no profile 
 PROBE_SHARE = 0.02
 """The share of the time that may be lost on trying again what did not pay."""
 
+RISK = 2.0
+"""How many times what it costs the draft's reading has to promise: texts are of many kinds."""
+
+MOST_CREDIT = 8.0
+"""Passes of time that the draft model may have gained, and lose again on texts that do not suit."""
+
+CREDIT_KEPT = 0.8
+"""Of what the draft model gained or lost, from one generation to the next."""
+
 PATIENCE = 8.0
 """Passes of time saved up after which a miss is taken for half as likely as it seems."""
 
@@ -75,6 +84,7 @@ class Learned:
         self.taken = Rate(TAKEN_PRIOR)
         self.rounds: dict[str, int] = {"none": 0, "ngram": 0, "draft_model": 0}
         self.num_drafted = 0
+        self.model_credit = 0.0  # seconds that the draft model gained lately by the clock, or lost
         self._draft_prior, self._size_ratio = priors.draft_token_seconds, priors.size_ratio
         self._read_prior = priors.read_token_seconds
         self._prompt_token: float | None = None  # of the target
@@ -93,6 +103,7 @@ class Learned:
         self.confidences.fade()
         self.model_rate.fade()
         self.taken.fade()
+        self.model_credit *= CREDIT_KEPT
         self.num_drafted = 0
         self.rounds = dict.fromkeys(self.rounds, 0)
 
@@ -190,7 +201,7 @@ class AdaptiveDrafter:
         if not self._begun:  # many may be made, and wait for their turn
             self.learned.begin()
             self._begun = True
-        if self.learned.cost.wants_plain:
+        if self.learned.cost.wants_plain():
             return NO_DRAFT
         lookup = self._ngram.propose(committed, max_tokens) if self._ngram else NO_DRAFT
         if self._model is None and not lookup.tokens:
@@ -202,6 +213,9 @@ class AdaptiveDrafter:
         }
         source = max(offers, key=lambda name: offers[name].rate)
         choice = offers[source]
+        gain = choice.rate * self.learned.cost.seconds(1, context)
+        if choice.depth and self.learned.cost.wants_plain(gain):
+            return NO_DRAFT
         if choice.depth == 0:
             source = "ngram" if lookup.tokens else "draft_model"
             choice = self._probe(source, len(lookup.tokens) or max_tokens, context)
@@ -244,7 +258,9 @@ class AdaptiveDrafter:
         coming = max(self._generated, EXPECTED_TOKENS)
         saved = (1 / plain.rate - 1 / choice.rate) * coming
         reading = self.learned.reading(self._lag, context)
-        return choice if reading <= saved + token else plain
+        if self._lag >= _MANY and self.learned.model_credit < -plain.seconds:
+            return plain  # the last investments were lost: only a trial may show that this pays
+        return choice if RISK * reading <= saved + token else plain
 
     def _probe(self, source: str, available: int, context: int) -> Choice:
         """Try again what did not pay, if it may, once the time is saved up that this will cost.
@@ -305,10 +321,14 @@ class AdaptiveDrafter:
         """Save up for probes, and take off what the last one lost in truth."""
         seconds = finished.verify_seconds + finished.draft_seconds
         self._allowance += PROBE_SHARE * seconds
+        plain = self.learned.cost.seconds(1, finished.context_length)
+        gained = len(finished.tokens) * plain - seconds
         if self._probing:
-            plain = self.learned.cost.seconds(1, finished.context_length)
-            self._allowance -= max(seconds - len(finished.tokens) * plain, 0.0)
+            self._allowance -= max(-gained, 0.0)
         self._probing = False
+        if finished.draft.num_drafted:
+            most = MOST_CREDIT * plain
+            self.learned.model_credit = min(self.learned.model_credit + gained, most)
 
     def _judged(self, draft: Draft, position: int, accepted: bool) -> None:
         if draft.source == "ngram":
