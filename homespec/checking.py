@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from homespec.errors import HomespecError
 from homespec.models import sources
 from homespec.models.catalog import Catalog, ModelFile, Pair, load_catalog
 from homespec.models.gguf_header import Header, join_shards, read_header
 from homespec.models.machine import Machine
 from homespec.models.memory_plan import Plan, PlanRequest, propose
 from homespec.models.pairs import Name, find_pair
-from homespec.models.references import HubFile, Progress, WebFile, shards
+from homespec.models.references import HubFile, LocalFile, Progress, WebFile, shards
 from homespec.models.text_model import require_text_model
 from homespec.models.tokenizer_check import Compatibility, check_tokenizers
-from homespec.planning import candidates, local_header, this_machine
+from homespec.planning import candidates, local_header, suits_own_kernels, this_machine
+from homespec.tuned import candidates as measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class DraftReport:
-    """A draft and how far its tokenizer fits."""
+    """A draft and how far its tokenizer fits.
+
+    fitted: the copy that `homespec tune` made of it for this target, which is loaded instead.
+    """
 
     facts: Facts
     compatibility: Compatibility
+    fitted: Facts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,11 @@ class Report:
             "usable": self.usable,
             "target": asdict(self.target),
             "drafts": [
-                {**asdict(draft.facts), "compatibility": _compatibility(draft.compatibility)}
+                {
+                    **asdict(draft.facts),
+                    "compatibility": _compatibility(draft.compatibility),
+                    "fitted": asdict(draft.fitted) if draft.fitted else None,
+                }
                 for draft in self.drafts
             ],
             "plan": self.plan.as_dict(),
@@ -102,28 +112,39 @@ def check_pair(
     *,
     offline: bool = False,
     machine: Machine | None = None,
+    tuned: bool = True,
     progress: Progress | None = None,
 ) -> Report:
     """Read the headers, on the hub by ranges, and judge; no model is fetched or loaded.
 
-    known: where other models are looked for, should the target not fit. Only a model inside a
+    known: where other models are looked for, should the target not fit. tuned: as a load with what
+    was measured, or is likely best, on this machine. Only a model inside a
     wheel that is not here has to be fetched: `progress` hears of it. Raises ModelError for what
     is no language model, NetworkError, LibraryError.
     """
     header = read(pair.target, offline=offline, progress=progress)
     headers = [read(file, offline=offline, progress=progress) for file in pair.drafts]
+    copies = [_fitted(pair.target, file) if tuned else None for file in pair.drafts]
+    if tuned and machine is None and request.repack and suits_own_kernels(header):
+        request = replace(request, repack=False)
     reports = tuple(
-        DraftReport(_facts(one, file), check_tokenizers(header, one))
-        for one, file in zip(headers, pair.drafts, strict=True)
+        DraftReport(
+            _facts(one, str(file.source), file.source.name),
+            check_tokenizers(header, one),
+            _facts(copy, str(LocalFile(Path(copy.source)))) if copy else None,
+        )
+        for one, copy, file in zip(headers, copies, pair.drafts, strict=True)
     )
+    loaded = [copy or one for one, copy in zip(headers, copies, strict=True)]
     plan = propose(
         header,
-        _compatible(headers, reports),
+        _compatible(loaded, reports),
         request,
         machine or this_machine(),
         candidates(known, header),
     )
-    return Report(_facts(header, pair.target), reports, plan)
+    source = pair.target.source
+    return Report(_facts(header, str(source), source.name), reports, plan)
 
 
 def read(file: ModelFile, *, offline: bool = False, progress: Progress | None = None) -> Header:
@@ -150,10 +171,23 @@ def _compatible(headers: Sequence[Header], reports: Sequence[DraftReport]) -> li
     ]
 
 
-def _facts(header: Header, file: ModelFile) -> Facts:
+def _fitted(target: ModelFile, draft: ModelFile) -> Header | None:
+    """The header of the copy that is loaded in the place of a draft that is here."""
+    paths = sources.locate(target.source), sources.locate(draft.source)
+    if paths[0] is None or paths[1] is None:
+        return None
+    known, _ = measured(paths[0], paths[1])
+    copy = known[0].draft_path if known else None
+    try:
+        return local_header(copy) if copy else None
+    except HomespecError:
+        return None  # damaged: a load goes without what was measured, too
+
+
+def _facts(header: Header, source: str, name: str = "") -> Facts:
     return Facts(
-        name=header.name or file.source.name,
-        source=str(file.source),
+        name=header.name or name,
+        source=source,
         architecture=header.architecture,
         quantization=header.file_type,
         parameters=header.parameter_count,

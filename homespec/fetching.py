@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from homespec.checking import Report, check_pair
+from homespec.checking import DraftReport, Report, check_pair
 from homespec.errors import NetworkError, NoRangesError
 from homespec.loading import STRICT_EXACT, LoadParams
 from homespec.models import sources
@@ -69,7 +69,12 @@ def _chosen(pair: Pair, params: LoadParams, progress: Progress | None, offline: 
         return pair  # nothing to read a header from
     try:
         report = check_pair(
-            pair, plan_request(params), load_catalog(), offline=offline, progress=progress
+            pair,
+            plan_request(params),
+            load_catalog(),
+            offline=offline,
+            tuned=params.tuned,
+            progress=progress,
         )
     except NoRangesError:
         return pair
@@ -92,6 +97,10 @@ def as_planned(pair: Pair, report: Report, tell: Callable[[str], object]) -> Pai
         if draft.compatibility.verdict == "incompatible":
             reason = draft.compatibility.reason
             tell(f"{file.name} cannot draft for {pair.target.name}: {reason}.")
-        elif planned and planned.name == file.source.name:
+        elif planned and planned.name in (file.source.name, _copy_name(draft)):
             chosen.append(file)
     return replace(pair, drafts=tuple(chosen[:1]))
+
+
+def _copy_name(draft: DraftReport) -> str:
+    return Path(draft.fitted.source).name if draft.fitted else ""

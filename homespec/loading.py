@@ -21,11 +21,7 @@ from homespec.errors import HomespecError, LibraryError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, Closable, GenerateParams
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
-from homespec.llama.library import (
-    exact_kernels_possible,
-    tiled_kernels_pay,
-    use_exact_kernels,
-)
+from homespec.llama.library import exact_kernels_possible, use_exact_kernels
 from homespec.llama.model import ALL_LAYERS, Model
 from homespec.llama.tokenizer import Tokenizer
 from homespec.models.catalog import load_catalog
@@ -37,7 +33,7 @@ from homespec.models.tokenizer_check import (
     check_tokenizers,
     require_compatible,
 )
-from homespec.planning import local_header, plan_for, request_for
+from homespec.planning import local_header, plan_for, request_for, suits_own_kernels
 from homespec.tuning.invariance import require_invariant
 from homespec.tuning.profile import Profile
 
@@ -172,10 +168,13 @@ class LoadedTarget(Closing):
             with_draft = profile.draft is not None
             difference = profile.placement.difference(self.plan, with_draft=with_draft)
             if not difference:
-                self.profile = profile
+                self.profile, self._tiled = profile, profile.tiled
                 return params, file
             self.untuned = difference
-        self.profile, params = None, self._settings(asked, None)
+        self.profile, self._tiled = None, True
+        if asked.tuned and asked.repack and suits_own_kernels(local_header(target)):
+            asked, self._tiled = replace(asked, repack=False), False
+        params = self._settings(asked, None)
         self.compatibility, self.plan = self._plan(target, draft, params)
         return params, draft
 
@@ -186,7 +185,7 @@ class LoadedTarget(Closing):
     def _choose_kernels(self, params: LoadParams) -> None:
         if params.strict_exact:
             use_exact_kernels()
-        elif not (self.profile.tiled if self.profile else tiled_kernels_pay()):
+        elif not self._tiled:
             with suppress(LibraryError):  # too late in this process: then it is the other kernels
                 use_exact_kernels()
 

@@ -8,11 +8,12 @@ from pathlib import Path, PurePosixPath
 
 from homespec.errors import HomespecError
 from homespec.llama.devices import Device, devices
-from homespec.llama.library import build_features
+from homespec.llama.library import build_features, own_kernels_pay
 from homespec.models import quants, sources
 from homespec.models.alternatives import Candidate
 from homespec.models.catalog import Catalog, ModelFile
 from homespec.models.gguf_header import Header, join_shards, read_header
+from homespec.models.kernels import own_kernels_serve
 from homespec.models.machine import DeviceMemory, Machine, read_machine
 from homespec.models.memory_plan import Plan, PlanRequest, plan
 from homespec.models.references import shard_names
@@ -46,6 +47,11 @@ def request_for(
         "device_reserve_bytes": device_reserve_bytes,
     }
     return PlanRequest(**{**common, **more})
+
+
+def suits_own_kernels(header: Header) -> bool:
+    """Whether a model that was not tuned is best left in its file's layout for these kernels."""
+    return own_kernels_pay() and own_kernels_serve(header.tensors)
 
 
 def plan_for(

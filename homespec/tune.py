@@ -16,7 +16,7 @@ from homespec.models.tokenizer_check import check_tokenizers
 from homespec.planning import local_header, plan_for, request_for
 from homespec.tuning.notebook import Progress
 from homespec.tuning.placement import Placement
-from homespec.tuning.profile import Profile, load_profile
+from homespec.tuning.profile import Profile, load_profile, load_target_profile
 from homespec.tuning.tune import TuneParams, tune
 
 
@@ -59,7 +59,7 @@ def profile_of(pair: Pair) -> Profile:
     if target is not None:
         draft = sources.locate(file.source) if file else None  # None too where it had no room
         profile, reason = load_profile(target, draft)
-        profile = profile or load_profile(target)[0]
+        profile = profile or load_target_profile(target)
         if profile is not None:
             return profile
     raise HomespecError(

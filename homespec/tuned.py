@@ -7,7 +7,7 @@ from typing import Any
 
 from homespec.drafters.adaptive import MATCH_PRIORS, MODEL_PRIOR, Priors
 from homespec.errors import RefusedError
-from homespec.tuning.profile import Profile, Switches, load_profile
+from homespec.tuning.profile import Profile, Switches, load_profile, load_target_profile
 
 _CONTEXT = 512  # tokens in the cache at which a drafted token is priced
 _MANY = 32  # tokens read at once when the draft catches up
@@ -20,8 +20,9 @@ def candidates(target: Path, draft: Path | None) -> tuple[list[Profile], str]:
     What was measured of the target holds without its draft, too.
     """
     profile, reason = load_profile(target, draft)
-    if profile is None and draft is not None:
-        profile, _ = load_profile(target)
+    if profile is None:
+        profile = load_target_profile(target)
+        reason = reason if draft or profile is None else ""
     if profile is None:
         return [], reason
     if profile.lacks_copy and profile.fitted is not None:

@@ -23,7 +23,7 @@ FLOORS = {
     "speculation": 4,
     "tuned": 4,
     "planning": 3,
-    "checking": 4,
+    "checking": 4.2,
     "loading": 4.5,
     "fetching": 4.8,
     "engine": 5,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from homespec.llama.library import ggml, has_own_kernels
+from homespec.llama import library
+from homespec.llama.library import build_features, has_own_kernels
+from homespec.models.gguf_parser import Tensor
+from homespec.models.kernels import own_kernels_serve
 
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33)
-SHAPES = ((40, 256), (33, 2048))  # rows, numbers a row: chunks and blocks that do not come out even
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 65, 130)  # past 64 there is a second panel
+SHAPES = ((1, 40, 256), (1, 33, 2048), (2, 17, 512))  # matrices, rows, numbers a row
 
 _CHILD = """
 import ctypes, hashlib, json, sys
@@ -31,7 +36,9 @@ def function(name, result, *arguments):
 
 init = function("ggml_init", pointer, Memory)
 long = ctypes.c_int64
-matrix = function("ggml_new_tensor_2d", pointer, pointer, ctypes.c_int, long, long)
+matrices = function(
+    "ggml_new_tensor_3d", pointer, pointer, ctypes.c_int, long, long, long
+)
 data = function("ggml_get_data", pointer, pointer)
 quantize = function("ggml_quantize_chunk", ctypes.c_size_t, ctypes.c_int, pointer, pointer,
                     long, long, long, pointer)
@@ -44,29 +51,30 @@ function("ggml_cpu_init", None)()
 products = function("homespec_products", long)
 
 def product(kind, weights, activations, threads):
-    (rows, width), (tokens, _) = weights.shape, activations.shape
+    (planes, rows, width), tokens = weights.shape, activations.shape[1]
     memory = init(Memory(64 << 20, None, False))
-    a = matrix(memory, kind, width, rows)
-    quantize(kind, weights.ctypes.data, data(a), 0, rows, width, None)
-    b = matrix(memory, 0, width, tokens)
+    a = matrices(memory, kind, width, rows, planes)
+    quantize(kind, weights.ctypes.data, data(a), 0, planes * rows, width, None)
+    b = matrices(memory, 0, width, tokens, planes)
     ctypes.memmove(data(b), activations.ctypes.data, activations.nbytes)
     c, graph = mul_mat(memory, a, b), new_graph(memory)
     expand(graph, c)
     assert compute(memory, graph, threads) == 0
-    found = ctypes.string_at(data(c), 4 * rows * tokens)
+    found = np.frombuffer(ctypes.string_at(data(c), 4 * planes * tokens * rows), np.float32)
     free(memory)
-    return found
+    return found.reshape(planes, tokens, rows)
 
 kind, shapes, widths = json.loads(sys.argv[1])
 random, found = np.random.default_rng(1), {}
-for rows, width in shapes:
-    weights = random.normal(size=(rows, width)).astype(np.float32)
+for shape in shapes:
+    weights = random.normal(size=shape).astype(np.float32)
     for tokens in widths:
-        activations = random.normal(size=(tokens, width)).astype(np.float32)
+        activations = random.normal(size=(shape[0], tokens, shape[2])).astype(np.float32)
         together = product(kind, weights, activations, 1 + tokens % 3)
-        apart = b"".join(product(kind, weights, activations[t : t + 1], 2) for t in range(tokens))
-        name = f"{rows} x {width} x {tokens}"
-        found[name] = [together == apart, hashlib.sha256(together).hexdigest()]
+        each = [np.ascontiguousarray(activations[:, [t]]) for t in range(tokens)]
+        apart = np.concatenate([product(kind, weights, one, 2) for one in each], axis=1)
+        same = together.tobytes() == apart.tobytes()
+        found[f"{shape} x {tokens}"] = [same, hashlib.sha256(together.tobytes()).hexdigest()]
 print(json.dumps([products(), found]))
 """
 
@@ -81,8 +89,23 @@ def _products(kind: int, *, own: bool) -> tuple[int, dict[str, list[object]]]:
     return computed, found
 
 
-def test_the_library_tells_whether_it_has_the_kernels() -> None:
-    assert has_own_kernels() == (hasattr(ggml(), "homespec_products"))
+def test_builds_of_the_set_up_have_the_kernels_where_the_cpu_bears_them() -> None:
+    note = Path(sys.prefix) / "homespec-build.json"
+    if not note.exists() or os.environ.get("HOMESPEC_KERNELS") == "0":
+        pytest.skip("not a build of scripts/setup, or without its kernels")
+    bears = {"AVX2", "FMA", "F16C"} <= set(build_features()["CPU"])
+    assert has_own_kernels() == (bears and sys.platform == "linux")
+
+
+def test_they_serve_plain_matrices_of_k_quants() -> None:
+    def tensor(kind: str, *shape: int) -> Tensor:
+        return Tensor("a.weight", shape, kind, 0, math.prod(shape) // 2)
+
+    dense = [tensor("Q4_K", 256, 64), tensor("Q6_K", 256, 8), tensor("F16", 256, 99)]
+    assert own_kernels_serve([*dense, tensor("F32", 9999)])
+    assert not own_kernels_serve([*dense, tensor("Q4_K", 256, 64, 8)])  # experts
+    assert not own_kernels_serve([tensor("Q4_0", 256, 64), tensor("Q6_K", 256, 8)])
+    assert not own_kernels_serve([])
 
 
 @pytest.mark.parametrize(("quant", "kind"), [("Q4_K", 12), ("Q5_K", 13), ("Q6_K", 14)])
@@ -91,7 +114,25 @@ def test_several_tokens_give_the_bits_of_one_at_a_time(quant: str, kind: int) ->
         pytest.skip("this build of llama.cpp has no kernels of homespec")
     computed, found = _products(kind, own=True)
     without, stock = _products(kind, own=False)
-    assert computed == len(SHAPES) * (len(TOKENS) - 1), "each but that of one token"
+    matrices = sum(planes for planes, _, _ in SHAPES)
+    assert computed == matrices * (len(TOKENS) - 1), "each but that of one token"
     assert without == 0
     assert all(same for same, _ in found.values()), quant
     assert found == stock
+
+
+def test_own_kernels_are_taken_unasked_where_the_cpu_has_none_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library, "has_own_kernels", lambda: True)
+    monkeypatch.delenv("GGML_CPU_TILED_MM", raising=False)
+    for features, pay in ((["AVX2"], True), (["AVX2", "AVX512_VNNI"], False)):
+        monkeypatch.setattr(library, "build_features", lambda found=features: {"CPU": found})
+        assert library.own_kernels_pay() == pay
+    monkeypatch.setattr(library, "build_features", lambda: {"CPU": ["AVX2"]})
+    for asked, pay in (("0", True), ("1", False)):  # homespec itself sets 0
+        monkeypatch.setenv("GGML_CPU_TILED_MM", asked)
+        assert library.own_kernels_pay() == pay
+    monkeypatch.undo()
+    monkeypatch.setenv("HOMESPEC_KERNELS", "0")
+    assert not library.has_own_kernels()

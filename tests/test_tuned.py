@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 from homespec import SamplingParams, loading
+from homespec.checking import check
 from homespec.engine import STRICT_EXACT, Engine, LoadParams
 from homespec.errors import RefusedError
+from homespec.fetching import as_planned
+from homespec.models.memory_plan import PlanRequest
+from homespec.models.pairs import find_pair
 from homespec.scheduling.engine import ParallelEngine
 from homespec.tuning.cost import CostCurve
 from homespec.tuning.placement import Placement
@@ -71,6 +75,21 @@ def test_measured_settings_take_the_place_of_defaults(
         assert engine.generate("Hello", sampling=GREEDY, max_tokens=20).tokens
 
 
+def test_what_a_pair_showed_of_its_target_holds_without_the_draft(
+    profile: Profile, tiny: Path, tiny_draft: Path
+) -> None:
+    save_profile(profile, tiny, tiny_draft)
+    with Engine(tiny, params=LoadParams(n_ctx=128)) as engine:
+        assert engine.profile == profile.of_target_alone()
+        assert not engine.untuned
+        assert engine.params.flash_attention == "on"
+    elsewhere = replace(profile, box=replace(profile.box, build="another"))
+    save_profile(elsewhere, tiny, tiny_draft)
+    with Engine(tiny, params=LoadParams(n_ctx=128)) as engine:
+        assert engine.profile is None
+        assert engine.untuned == "it was never tuned here"
+
+
 def test_what_was_asked_for_stays(profile: Profile, tiny: Path, tiny_draft: Path) -> None:
     save_profile(profile, tiny, tiny_draft)
     with Engine(
@@ -110,7 +129,15 @@ def test_a_fitted_draft_is_loaded_while_it_is_there(
         assert engine.draft_context is not None
         assert engine.draft_context.model.path == copy
         assert not engine.untuned
+    report = check(tiny, tiny_draft, PlanRequest(n_ctx=128))
+    assert report.plan.draft is not None
+    assert report.plan.draft.name == copy.name
+    assert report.drafts[0].facts.source == f"file:{tiny_draft}"
+    assert report.as_dict()["drafts"][0]["fitted"]["source"] == f"file:{copy}"
+    pair = find_pair(tiny, tiny_draft)
+    assert as_planned(pair, report, print) == pair
     copy.unlink()
+    assert check(tiny, tiny_draft, PlanRequest(n_ctx=128)).drafts[0].fitted is None
     with Engine(tiny, tiny_draft, LoadParams(n_ctx=128)) as engine:
         assert engine.draft_context is not None
         assert engine.draft_context.model.path == tiny_draft
@@ -251,3 +278,16 @@ def test_a_measured_nought_is_no_guess_and_sampled_drafts_have_their_own_rate(
             sampling = SamplingParams(temperature=temperature)
             engine.stream("Hello", sampling=sampling, max_tokens=4).cancel()
             assert engine.learned.model_rate.value == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("suits", [True, False])
+def test_what_was_not_measured_is_loaded_as_suits_homespecs_kernels(
+    suits: bool, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[bool] = []
+    monkeypatch.setattr(loading, "suits_own_kernels", lambda _: suits)
+    monkeypatch.setattr(loading, "use_exact_kernels", lambda: chosen.append(True))
+    for tuned in (True, False):
+        with Engine(tiny, params=LoadParams(n_ctx=128, tuned=tuned)) as engine:
+            assert engine.params.repack == (not (suits and tuned))
+    assert chosen == [True] * suits

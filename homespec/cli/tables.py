@@ -38,6 +38,8 @@ def print_report(report: Report) -> None:
     _add_facts(facts, "target", report.target)
     for draft in report.drafts:
         _add_facts(facts, "draft", draft.facts)
+        if draft.fitted:
+            _add_facts(facts, "as fitted", draft.fitted)
     console.print(facts)
     for draft in report.drafts:
         console.print()

@@ -50,7 +50,7 @@ def library() -> Any:
     return low_level
 
 
-_TILED = "GGML_CPU_TILED_MM"
+_TILED, _OWN = "GGML_CPU_TILED_MM", "HOMESPEC_KERNELS"
 
 
 def use_exact_kernels() -> None:
@@ -77,6 +77,8 @@ def has_own_kernels() -> bool:
 
     They are in builds of scripts/setup, for x86 CPUs with AVX2.
     """
+    if os.environ.get(_OWN) == "0":
+        return False
     try:
         count = ggml().homespec_products
     except AttributeError:
@@ -85,20 +87,23 @@ def has_own_kernels() -> bool:
     return bool(count() >= 0)
 
 
-def tiled_kernels_pay() -> bool:
-    """Whether the tiled kernels are to be expected faster, where that was not measured.
+def own_kernels_pay() -> bool:
+    """Whether homespec's kernels are to be expected the faster ones, where that was not measured.
 
-    Beside homespec's own they are slower on CPUs without instructions for dot products of bytes.
+    They are on CPUs without instructions for dot products of bytes. A user may have asked for the
+    tiled kernels.
     """
-    if _TILED in os.environ:
-        return os.environ[_TILED] != "0"
     built_for = build_features().get("CPU", [])
-    return not has_own_kernels() or any("VNNI" in feature for feature in built_for)
+    has_dot_products = any("VNNI" in feature for feature in built_for)
+    return has_own_kernels() and not has_dot_products and os.environ.get(_TILED, "0") == "0"
 
 
-def kernel_environment(*, tiled: bool) -> dict[str, str]:
-    """What a child process is to find in its environment, with those kernels or without."""
-    return {_TILED: "1" if tiled else "0"}
+def kernel_environment(*, tiled: bool, own: bool = True) -> dict[str, str]:
+    """What a child process is to find in its environment.
+
+    tiled: with llama.cpp's tiled kernels; own: with homespec's, unless these are turned off.
+    """
+    return {_TILED: "1" if tiled else "0"} | ({} if own else {_OWN: "0"})
 
 
 _passes_made: list[bool] = []
@@ -185,6 +190,8 @@ _READ_WHOLE = 64 << 20  # bytes: a larger file, of GPU kernels, is known by its 
 def build_id() -> str:
     """What tells this build of the library from others of its version."""
     digest = hashlib.sha256(repr(build_features()).encode())
+    if os.environ.get(_OWN) == "0":
+        digest.update(_OWN.encode())
     folder = Path(library()._lib._name).parent
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         stats = path.stat()

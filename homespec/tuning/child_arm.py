@@ -35,8 +35,9 @@ class ChildArm(Closing):
         place: Placement,
         *,
         tiled: bool = False,
+        own: bool = True,
     ) -> None:
-        """Load the model there; tiled: with llama.cpp's tiled kernels."""
+        """Load the model there; with llama.cpp's tiled kernels, and with homespec's own."""
         settings = {
             "switches": plain(switches),
             "n_ctx": n_ctx,
@@ -46,7 +47,7 @@ class ChildArm(Closing):
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(
             [*command, json.dumps(settings)],
-            env={**os.environ, **kernel_environment(tiled=tiled)},
+            env={**os.environ, **kernel_environment(tiled=tiled, own=own)},
             stdin=pipe,
             stdout=pipe,
             text=True,

@@ -73,11 +73,10 @@ def medians(rounds: Sequence[Timings]) -> Timings:
 def together(first: Timings, second: Timings) -> Timings:
     """Both, the second brought to the speed that the machine had in the first.
 
-    What is in both tells how much faster or slower it was, at each context length.
+    The median of what is in both tells how much faster or slower it was.
     """
-    lengths = {key: key.partition(",")[0] for key in (*first, *second)}
-    scale = {lengths[key]: first[key] / second[key] for key in first.keys() & second.keys()}
-    return {key: seconds * scale[lengths[key]] for key, seconds in second.items()} | first
+    scale = statistics.median(first[key] / second[key] for key in first.keys() & second.keys())
+    return {key: seconds * scale for key, seconds in second.items()} | first
 
 
 def disturbance(rounds: Sequence[Timings]) -> float:

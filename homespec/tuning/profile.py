@@ -299,6 +299,21 @@ def load_profile(
     return (None, reason) if (reason := _changed(profile, target, draft, box)) else (profile, "")
 
 
+def load_target_profile(target: Path, box: Box | None = None) -> Profile | None:
+    """What was measured of a target here, alone or with whatever draft; the latest, or None."""
+    box = box or this_box()
+    found = []
+    for path in (_folder() / box.machine).glob("*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            profile = Profile.from_dict(json.loads(path.read_text("utf-8")))
+            if profile.target.name == target.name and not _changed(
+                profile.of_target_alone(), target, None, box
+            ):
+                found.append(profile)
+    latest = max(found, key=lambda profile: profile.created, default=None)
+    return latest.of_target_alone() if latest else None
+
+
 def _changed(profile: Profile, target: Path, draft: Path | None, box: Box) -> str:
     """What is no longer as it was tuned; "" where all is."""
     if profile.box.library != box.library:

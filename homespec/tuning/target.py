@@ -13,10 +13,12 @@ from homespec.errors import CannotRunError, OutOfMemoryError, RefusedError
 from homespec.llama.cache_filler import fill
 from homespec.llama.context import Context
 from homespec.llama.devices import num_threads
-from homespec.llama.library import build_features
+from homespec.llama.library import build_features, has_own_kernels
 from homespec.llama.model import Model
 from homespec.llama.tokenizer import Tokenizer
 from homespec.models.gguf_header import read_header
+from homespec.models.gguf_parser import Tensor
+from homespec.models.kernels import own_kernels_serve
 from homespec.models.references import shard_names
 from homespec.models.repacking import copied_bytes
 from homespec.tuning import agreement
@@ -129,21 +131,31 @@ class TargetTuner:
     # Stage: kernels
 
     def kernels(self) -> Values:
-        """Whether llama.cpp's tiled kernels, for eight tokens and more, are the faster ones here.
+        """Whether llama.cpp's kernels for many tokens are the faster ones here, as it takes them.
 
-        One process after the other, so that no more memory is taken than a single load takes. What
-        llama.cpp does by itself stays after one look; to leave it takes two.
+        Tiles from eight tokens on, and repacked weights; against a token at a time, or homespec's
+        kernels where these multiply most of the model. One process after the other, so that no more
+        memory is taken than a single load takes. What llama.cpp does by itself stays after one
+        look; to leave it takes two.
         """
         cores = num_threads()
-        switches = Switches("auto", "f16", "f16", cores, cores)
+        usual = Switches("auto", "f16", "f16", cores, cores)
+        other = replace(
+            usual, repack=not (has_own_kernels() and own_kernels_serve(self._tensors()))
+        )
         tables: dict[bool, list[Timings]] = {True: [], False: []}
         for number, tiled in enumerate((True, False, False, True)):
             self._book.tell(number / 4, "trying kernels")
+            switches = usual if tiled else other
             with ChildArm(self.path, switches, 128, self._placement, tiled=tiled) as arm:
                 tables[tiled] += [arm.table((64,), KERNEL_WIDTHS) for _ in range(KERNEL_ROUNDS)]
             if number == 1 and _tiled_pay(tables):
                 break
         return {"tiled": _tiled_pay(tables)}
+
+    def _tensors(self) -> list[Tensor]:
+        shards = [read_header(self.path.with_name(name)) for name in shard_names(self.path.name)]
+        return [tensor for shard in shards for tensor in shard.tensors]
 
     # Stage: switches
 
@@ -178,8 +190,7 @@ class TargetTuner:
     def _is_repacked(self) -> bool:
         """Whether the CPU would keep some weights in another layout than the file's."""
         features = frozenset(build_features().get("CPU", ()))
-        headers = [read_header(self.path.with_name(name)) for name in shard_names(self.path.name)]
-        return any(copied_bytes(tensor, features) for one in headers for tensor in one.tensors)
+        return any(copied_bytes(tensor, features) for tensor in self._tensors())
 
     def invariant_switches(self, tried: Values) -> Values:
         """The cheapest width-invariant ones of those within 5 %, else the cheapest of all.
@@ -237,7 +248,7 @@ class TargetTuner:
                     self._noted(rounds),
                 )
 
-            wide = timed("wide passes", (NARROW[-1], *WIDE), 0.12)
+            wide = timed("wide passes", (1, NARROW[-1], *WIDE), 0.12)
             narrow = timed("narrow passes", NARROW, 0.2)
             timings = together(narrow, wide)
         curve = CostCurve.from_points(points(timings))

@@ -14,7 +14,8 @@ from setup_steps.backends import Backend
 from setup_steps.toolchain import AmxChoice, Toolchain
 
 INCLUDE = Path(__file__).with_name("llama.cmake")
-ADDED_TO_BUILD = (INCLUDE, *sorted(Path(__file__).with_name("kernels").iterdir()))
+KERNELS = Path(__file__).with_name("kernels")
+ADDED_TO_BUILD = (INCLUDE, KERNELS / "kernels.cmake", KERNELS / "k_quants.cpp")
 BUILD_VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "HIPFLAGS")
 
 

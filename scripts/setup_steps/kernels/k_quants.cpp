@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 extern "C" {
@@ -40,7 +41,7 @@ namespace {
 #define INLINE inline __attribute__((always_inline))
 
 constexpr int MOST_TOKENS = 8;  // of a group: their sums just fit into the registers
-constexpr int64_t PANEL = 64;   // tokens whose activations are laid out at a time, so many bytes are needed
+constexpr int64_t PANEL = 64;   // tokens whose activations are laid out at a time: it bounds the memory
 constexpr int64_t CHUNK = 16;   // rows that a thread takes at a time; they stay in its L2 cache
 
 // The activations of T tokens that meet one block of weights: `d` are their scales, the sums are of
@@ -67,188 +68,174 @@ struct Factors {
     INLINE __m256 of(int t) const { return _mm256_broadcast_ss(each + t); }
 };
 
-// The order of additions is that of hsum_float_8 in ggml's arch/x86/quants.c.
-INLINE float sum_of_8(__m256 x) {
-    __m128 sum = _mm256_extractf128_ps(x, 1);
-    sum = _mm_add_ps(sum, _mm256_castps256_ps128(x));
-    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-    sum = _mm_add_ss(sum, _mm_movehdup_ps(sum));
-    return _mm_cvtss_f32(sum);
-}
-
 // Byte indices that spread the 16-bit numbers `low` and `high` of eight over the two halves.
 INLINE __m256i spread(int low, int high) {
     return _mm256_set_m128i(_mm_set1_epi16((short) (0x0100 + 0x0202 * high)),
                             _mm_set1_epi16((short) (0x0100 + 0x0202 * low)));
 }
 
-// 32 weights, unsigned, times 32 activations, times the weights' scale: eight sums of four.
-INLINE __m256i products(__m256i weights, __m256i scale, const int8_t * activations) {
-    return _mm256_madd_epi16(scale, _mm256_maddubs_epi16(weights, load(activations)));
-}
+// The whole-number sums of one block, for each token.
+template <int T>
+struct WholeSums {
+    __m256i each[T];
 
-// The sum stays in its register: gcc would put off the additions, and all products on the stack.
-INLINE void add_to(__m256i & sum, __m256i x) {
-    sum = _mm256_add_epi32(sum, x);
-    asm("" : "+x"(sum));
-}
+    INLINE WholeSums() {
+        for (int t = 0; t < T; ++t) each[t] = _mm256_setzero_si256();
+    }
 
-// The six-bit scales (first half) and minima (second half) of Q4_K and Q5_K, as 16 bits each.
-INLINE __m256i scales_and_minima(const uint8_t * packed) {
-    constexpr uint32_t mask1 = 0x3f3f3f3f, mask2 = 0x0f0f0f0f, mask3 = 0x03030303;
-    uint32_t in[3];
-    memcpy(in, packed, sizeof(in));
-    return _mm256_cvtepu8_epi16(_mm_set_epi32(
-        (int) (((in[2] >> 4) & mask2) | (((in[1] >> 6) & mask3) << 4)), (int) (in[1] & mask1),
-        (int) ((in[2] & mask2) | (((in[0] >> 6) & mask3) << 4)), (int) (in[0] & mask1)));
-}
+    // 32 weights, unsigned, with their scale, and the activations from `first` on: the sums of four
+    // products are added. They stay in registers: gcc would put off the additions, and all products
+    // on the stack.
+    INLINE void add(__m256i weights, __m256i scale, const Activations<T> & y, int first) {
+        for (int t = 0; t < T; ++t) {
+            const __m256i products = _mm256_maddubs_epi16(weights, load(y.q[t] + first));
+            each[t] = _mm256_add_epi32(each[t], _mm256_madd_epi16(scale, products));
+            asm("" : "+x"(each[t]));
+        }
+    }
+};
+
+// The sums of a row so far, for each token: eight, which are added up at its end.
+template <int T>
+struct RowSums {
+    __m256 each[T];
+
+    INLINE RowSums() {
+        for (int t = 0; t < T; ++t) each[t] = _mm256_setzero_ps();
+    }
+
+    INLINE void add(const WholeSums<T> & whole, const Factors & d) {
+        for (int t = 0; t < T; ++t) each[t] = _mm256_fmadd_ps(d.of(t), _mm256_cvtepi32_ps(whole.each[t]), each[t]);
+    }
+
+    // In the order of hsum_float_8 in ggml's arch/x86/quants.c.
+    INLINE float total(int t) const {
+        __m128 sum = _mm256_extractf128_ps(each[t], 1);
+        sum = _mm_add_ps(sum, _mm256_castps256_ps128(each[t]));
+        sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+        sum = _mm_add_ss(sum, _mm_movehdup_ps(sum));
+        return _mm_cvtss_f32(sum);
+    }
+};
+
+// The scales and minima of the eight parts of a block of Q4_K or Q5_K, six bits each in the file.
+struct Parts {
+    __m256i scales;  // twice the eight
+    __m128i minima;
+
+    INLINE Parts(const uint8_t * packed) {
+        constexpr uint32_t mask1 = 0x3f3f3f3f, mask2 = 0x0f0f0f0f, mask3 = 0x03030303;
+        uint32_t in[3];
+        memcpy(in, packed, sizeof(in));
+        const __m256i both = _mm256_cvtepu8_epi16(_mm_set_epi32(
+            (int) (((in[2] >> 4) & mask2) | (((in[1] >> 6) & mask3) << 4)), (int) (in[1] & mask1),
+            (int) ((in[2] & mask2) | (((in[0] >> 6) & mask3) << 4)), (int) (in[0] & mask1)));
+        scales = twice(_mm256_castsi256_si128(both));
+        minima = _mm256_extracti128_si256(both, 1);
+    }
+    INLINE __m256i scale(int part) const { return _mm256_shuffle_epi8(scales, spread(part, part)); }
+};
 
 template <int T>
 struct Q4_K {
     using block = block_q4_K;
-    __m256 sum[T];
-    __m128 minima_sum[T];
+    RowSums<T> sums;
+    __m128 of_minima[T];
 
     INLINE Q4_K() {
-        for (int t = 0; t < T; ++t) {
-            sum[t] = _mm256_setzero_ps();
-            minima_sum[t] = _mm_setzero_ps();
-        }
+        for (int t = 0; t < T; ++t) of_minima[t] = _mm_setzero_ps();
     }
 
     INLINE void add(const block & x, const Activations<T> & y) {
-        const __m256i both = scales_and_minima(x.scales);
-        const __m128i minima = _mm256_extracti128_si256(both, 1);
-        const __m256i scales = twice(_mm256_castsi256_si128(both));
-        const Factors d(y.d, GGML_CPU_FP16_TO_FP32(x.d)), dmin(y.d, -GGML_CPU_FP16_TO_FP32(x.dmin));
+        const Parts parts(x.scales);
+        const Factors dmin(y.d, -GGML_CPU_FP16_TO_FP32(x.dmin));
         for (int t = 0; t < T; ++t) {
-            const __m128i product = _mm_madd_epi16(minima, load_half(y.sums_of_32[t]));
-            minima_sum[t] = _mm_fmadd_ps(_mm256_castps256_ps128(dmin.of(t)), _mm_cvtepi32_ps(product), minima_sum[t]);
+            const __m128i products = _mm_madd_epi16(parts.minima, load_half(y.sums_of_32[t]));
+            const __m128 factor = _mm256_castps256_ps128(dmin.of(t));
+            of_minima[t] = _mm_fmadd_ps(factor, _mm_cvtepi32_ps(products), of_minima[t]);
         }
         const __m256i low_bits = _mm256_set1_epi8(15);
-        __m256i whole[T];
-        for (int t = 0; t < T; ++t) whole[t] = _mm256_setzero_si256();
+        WholeSums<T> whole;
 #pragma GCC unroll 4
         for (int j = 0; j < QK_K / 64; ++j) {
-            const __m256i packed = load(x.qs + 32 * j);
-            const __m256i low = _mm256_and_si256(packed, low_bits);
-            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low_bits);
-            const __m256i low_scale = _mm256_shuffle_epi8(scales, spread(2 * j, 2 * j));
-            const __m256i high_scale = _mm256_shuffle_epi8(scales, spread(2 * j + 1, 2 * j + 1));
-            for (int t = 0; t < T; ++t) {
-                const int8_t * activations = y.q[t] + 64 * j;
-                add_to(whole[t], products(low, low_scale, activations));
-                add_to(whole[t], products(high, high_scale, activations + 32));
-            }
+            const __m256i two = load(x.qs + 32 * j);
+            whole.add(_mm256_and_si256(two, low_bits), parts.scale(2 * j), y, 64 * j);
+            whole.add(_mm256_and_si256(_mm256_srli_epi16(two, 4), low_bits), parts.scale(2 * j + 1), y, 64 * j + 32);
         }
-        for (int t = 0; t < T; ++t) {
-            sum[t] = _mm256_fmadd_ps(d.of(t), _mm256_cvtepi32_ps(whole[t]), sum[t]);
-        }
+        sums.add(whole, Factors(y.d, GGML_CPU_FP16_TO_FP32(x.d)));
     }
 
-    INLINE float result(int t) const {
-        __m128 minima = _mm_add_ps(minima_sum[t], _mm_movehl_ps(minima_sum[t], minima_sum[t]));
+    INLINE float total(int t) const {
+        __m128 minima = _mm_add_ps(of_minima[t], _mm_movehl_ps(of_minima[t], of_minima[t]));
         minima = _mm_add_ss(minima, _mm_movehdup_ps(minima));
-        return sum_of_8(sum[t]) + _mm_cvtss_f32(minima);
+        return sums.total(t) + _mm_cvtss_f32(minima);
     }
 };
 
 template <int T>
 struct Q5_K {
     using block = block_q5_K;
-    __m256 sum[T];
-    float minima_sum[T];
-
-    INLINE Q5_K() {
-        for (int t = 0; t < T; ++t) {
-            sum[t] = _mm256_setzero_ps();
-            minima_sum[t] = 0;
-        }
-    }
+    RowSums<T> sums;
+    float of_minima[T] = {};
 
     INLINE void add(const block & x, const Activations<T> & y) {
-        const __m256i both = scales_and_minima(x.scales);
-        const __m128i minima = _mm256_extracti128_si256(both, 1), zero = _mm_setzero_si128();
-        const __m256i scales = twice(_mm256_castsi256_si128(both));
-        const Factors d(y.d, GGML_CPU_FP16_TO_FP32(x.d)), dmin(y.d, -GGML_CPU_FP16_TO_FP32(x.dmin));
+        const Parts parts(x.scales);
+        const Factors dmin(y.d, -GGML_CPU_FP16_TO_FP32(x.dmin));
         for (int t = 0; t < T; ++t) {
-            const __m128i product = _mm_madd_epi16(minima, load_half(y.sums_of_32[t]));
-            const __m128i total = _mm_hadd_epi32(_mm_hadd_epi32(product, zero), zero);
-            minima_sum[t] += dmin.each[t] * _mm_cvtsi128_si32(total);
+            const __m128i products = _mm_madd_epi16(parts.minima, load_half(y.sums_of_32[t])), zero = _mm_setzero_si128();
+            const __m128i total = _mm_hadd_epi32(_mm_hadd_epi32(products, zero), zero);
+            of_minima[t] += dmin.each[t] * _mm_cvtsi128_si32(total);
         }
-        const __m256i low_bits = _mm256_set1_epi8(15), fifth = _mm256_set1_epi8(16);
-        const __m256i fifths = load(x.qh);
-        __m256i whole[T];
-        for (int t = 0; t < T; ++t) whole[t] = _mm256_setzero_si256();
+        const __m256i low_bits = _mm256_set1_epi8(15), fifth_bit = _mm256_set1_epi8(16), fifths = load(x.qh);
+        WholeSums<T> whole;
 #pragma GCC unroll 4
         for (int j = 0; j < QK_K / 64; ++j) {
-            const __m256i packed = load(x.qs + 32 * j);
-            const __m128i low_shift = _mm_cvtsi32_si128(2 * j), high_shift = _mm_cvtsi32_si128(2 * j + 1);
-            const __m256i low_fifth = _mm256_and_si256(_mm256_slli_epi16(_mm256_srl_epi16(fifths, low_shift), 4), fifth);
-            const __m256i high_fifth = _mm256_and_si256(_mm256_slli_epi16(_mm256_srl_epi16(fifths, high_shift), 4), fifth);
-            const __m256i low = _mm256_or_si256(_mm256_and_si256(packed, low_bits), low_fifth);
-            const __m256i high = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(packed, 4), low_bits), high_fifth);
-            const __m256i low_scale = _mm256_shuffle_epi8(scales, spread(2 * j, 2 * j));
-            const __m256i high_scale = _mm256_shuffle_epi8(scales, spread(2 * j + 1, 2 * j + 1));
-            for (int t = 0; t < T; ++t) {
-                const int8_t * activations = y.q[t] + 64 * j;
-                add_to(whole[t], products(low, low_scale, activations));
-                add_to(whole[t], products(high, high_scale, activations + 32));
+            const __m256i two = load(x.qs + 32 * j);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                const __m256i nibbles = _mm256_and_si256(half ? _mm256_srli_epi16(two, 4) : two, low_bits);
+                const int part = 2 * j + half;  // its fifth bits are the bits `part` of the bytes of `fifths`
+                const __m256i moved = part < 4 ? _mm256_slli_epi16(fifths, 4 - part) : _mm256_srli_epi16(fifths, part - 4);
+                whole.add(_mm256_or_si256(nibbles, _mm256_and_si256(moved, fifth_bit)), parts.scale(part), y, 32 * part);
             }
         }
-        for (int t = 0; t < T; ++t) {
-            sum[t] = _mm256_fmadd_ps(d.of(t), _mm256_cvtepi32_ps(whole[t]), sum[t]);
-        }
+        sums.add(whole, Factors(y.d, GGML_CPU_FP16_TO_FP32(x.d)));
     }
 
-    INLINE float result(int t) const { return sum_of_8(sum[t]) + minima_sum[t]; }
+    INLINE float total(int t) const { return sums.total(t) + of_minima[t]; }
 };
 
 template <int T>
 struct Q6_K {
     using block = block_q6_K;
-    __m256 sum[T];
-
-    INLINE Q6_K() {
-        for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_ps();
-    }
+    RowSums<T> sums;
 
     INLINE void add(const block & x, const Activations<T> & y) {
-        const __m256i scales = _mm256_cvtepi8_epi16(load_half(x.scales));
-        const __m256i low_bits = _mm256_set1_epi8(15);
-        __m256i whole[T];
-        for (int t = 0; t < T; ++t) whole[t] = _mm256_setzero_si256();
-#pragma GCC unroll 4
+        const __m256i scales = _mm256_cvtepi8_epi16(load_half(x.scales)), low_bits = _mm256_set1_epi8(15);
+        WholeSums<T> whole;
+#pragma GCC unroll 2
         for (int j = 0; j < QK_K / 128; ++j) {
-            const __m256i first = load(x.ql + 64 * j), second = load(x.ql + 64 * j + 32), upper = load(x.qh + 32 * j);
-            const __m256i weights[4] = {
-                _mm256_or_si256(_mm256_and_si256(first, low_bits),
-                                _mm256_slli_epi16(_mm256_and_si256(upper, _mm256_set1_epi8(3)), 4)),
-                _mm256_or_si256(_mm256_and_si256(second, low_bits),
-                                _mm256_slli_epi16(_mm256_and_si256(upper, _mm256_set1_epi8(12)), 2)),
-                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(first, 4), low_bits),
-                                _mm256_and_si256(upper, _mm256_set1_epi8(48))),
-                _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(second, 4), low_bits),
-                                _mm256_srli_epi16(_mm256_and_si256(upper, _mm256_set1_epi8(-64)), 2)),
-            };
             const __m256i eight = twice(j == 0 ? _mm256_castsi256_si128(scales) : _mm256_extracti128_si256(scales, 1));
+            const __m256i uppers = load(x.qh + 32 * j);
 #pragma GCC unroll 4
             for (int part = 0; part < 4; ++part) {
+                const __m256i two = load(x.ql + 64 * j + 32 * (part % 2));
+                const __m256i nibbles = _mm256_and_si256(part < 2 ? two : _mm256_srli_epi16(two, 4), low_bits);
+                const __m256i of_part = _mm256_and_si256(uppers, _mm256_set1_epi8((char) (3 << 2 * part)));
+                const __m256i upper = part < 2 ? _mm256_slli_epi16(of_part, 4 - 2 * part)
+                                               : _mm256_srli_epi16(of_part, 2 * part - 4);
                 const __m256i scale = _mm256_shuffle_epi8(eight, spread(2 * part, 2 * part + 1));
-                for (int t = 0; t < T; ++t) {
-                    add_to(whole[t], products(weights[part], scale, y.q[t] + 128 * j + 32 * part));
-                }
+                whole.add(_mm256_or_si256(nibbles, upper), scale, y, 128 * j + 32 * part);
             }
         }
-        const Factors d(y.d, GGML_CPU_FP16_TO_FP32(x.d));
-        for (int t = 0; t < T; ++t) {
-            // weights are stored 32 too large
-            const __m256i offset = _mm256_slli_epi32(_mm256_madd_epi16(load(y.sums_of_16[t]), scales), 5);
-            sum[t] = _mm256_fmadd_ps(d.of(t), _mm256_cvtepi32_ps(_mm256_sub_epi32(whole[t], offset)), sum[t]);
+        for (int t = 0; t < T; ++t) {  // the weights are stored 32 too large
+            const __m256i of_16 = _mm256_madd_epi16(load(y.sums_of_16[t]), scales);
+            whole.each[t] = _mm256_sub_epi32(whole.each[t], _mm256_slli_epi32(of_16, 5));
         }
+        sums.add(whole, Factors(y.d, GGML_CPU_FP16_TO_FP32(x.d)));
     }
 
-    INLINE float result(int t) const { return sum_of_8(sum[t]); }
+    INLINE float total(int t) const { return sums.total(t); }
 };
 
 // One product of weights (m rows of `blocks` blocks) with activations (n tokens): C[t][row].
@@ -285,26 +272,27 @@ void lay_out(const Product & p, int64_t first, void * to) {
     }
 }
 
+// A function of its own for each size, or registers are shared out over all sizes at once.
 template <template <int> class Quant, int T>
-void multiply_group(const Product & p, int64_t row, int64_t end, int64_t first, const void * laid_out) {
+__attribute__((noinline)) void multiply_group(const Product & p, int64_t row, int64_t end, int64_t first, const void * laid_out) {
     const auto * y = (const Activations<T> *) laid_out;
     for (; row < end; ++row) {
         const auto * x = (const typename Quant<T>::block *) p.A + row * p.lda;
         Quant<T> quant;
         for (int64_t i = 0; i < p.blocks; ++i) quant.add(x[i], y[i]);
-        for (int t = 0; t < T; ++t) p.C[(first + t) * p.ldc + row] = quant.result(t);
+        for (int t = 0; t < T; ++t) p.C[(first + t) * p.ldc + row] = quant.total(t);
     }
 }
 
-// What there is for groups of each size, 1 to 8 tokens.
-using LayOut = void (*)(const Product &, int64_t, void *);
-using Multiply = void (*)(const Product &, int64_t, int64_t, int64_t, const void *);
-constexpr LayOut LAY_OUT[] = {lay_out<1>, lay_out<2>, lay_out<3>, lay_out<4>, lay_out<5>, lay_out<6>, lay_out<7>, lay_out<8>};
-constexpr size_t BYTES[] = {sizeof(Activations<1>), sizeof(Activations<2>), sizeof(Activations<3>), sizeof(Activations<4>),
-                            sizeof(Activations<5>), sizeof(Activations<6>), sizeof(Activations<7>), sizeof(Activations<8>)};
-template <template <int> class Quant>
-constexpr Multiply MULTIPLY[] = {multiply_group<Quant, 1>, multiply_group<Quant, 2>, multiply_group<Quant, 3>, multiply_group<Quant, 4>,
-                                 multiply_group<Quant, 5>, multiply_group<Quant, 6>, multiply_group<Quant, 7>, multiply_group<Quant, 8>};
+// Call `f` with the number as a constant, 1 to MOST_TOKENS.
+template <int T = MOST_TOKENS, typename F>
+void with_constant(int64_t number, F f) {
+    if (number == T) {
+        f(std::integral_constant<int, T>{});
+    } else if constexpr (T > 1) {
+        with_constant<T - 1>(number, f);
+    }
+}
 
 std::atomic<int64_t> products_so_far{0};
 
@@ -318,11 +306,13 @@ void multiply_panel(const Product & p, int64_t begin, int64_t end) {
     for (int64_t g = 0; g < count; ++g) {
         const int64_t first = g * n / count, next = (g + 1) * n / count;
         groups[g] = {begin + first, next - first, bytes};
-        bytes += BYTES[next - first - 1] * p.blocks;
+        with_constant(next - first, [&](auto size) { bytes += sizeof(Activations<size()>) * p.blocks; });
     }
     buffer.resize(bytes + 32);
     char * laid_out = buffer.data() + (-(uintptr_t) buffer.data() & 31);
-    for (int64_t g = 0; g < count; ++g) LAY_OUT[groups[g].size - 1](p, groups[g].first, laid_out + groups[g].offset);
+    for (int64_t g = 0; g < count; ++g) {
+        with_constant(groups[g].size, [&](auto size) { lay_out<size()>(p, groups[g].first, laid_out + groups[g].offset); });
+    }
 
     ggml_threadpool * pool = p.params->threadpool;
     if (p.params->ith == 0) ggml_threadpool_chunk_set(pool, p.params->nth);
@@ -330,7 +320,9 @@ void multiply_panel(const Product & p, int64_t begin, int64_t end) {
     for (int64_t chunk = p.params->ith; chunk * CHUNK < p.m; chunk = ggml_threadpool_chunk_add(pool, 1)) {
         const int64_t row = chunk * CHUNK, last = std::min(p.m, row + CHUNK);
         for (int64_t g = 0; g < count; ++g) {
-            MULTIPLY<Quant>[groups[g].size - 1](p, row, last, groups[g].first, laid_out + groups[g].offset);
+            with_constant(groups[g].size, [&](auto size) {
+                multiply_group<Quant, size()>(p, row, last, groups[g].first, laid_out + groups[g].offset);
+            });
         }
     }
     ggml_barrier(pool);
