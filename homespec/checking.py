@@ -118,9 +118,9 @@ def check_pair(
     """Read the headers, on the hub by ranges, and judge; no model is fetched or loaded.
 
     known: where other models are looked for, should the target not fit. tuned: as a load with what
-    was measured, or is likely best, on this machine. Only a model inside a
-    wheel that is not here has to be fetched: `progress` hears of it. Raises ModelError for what
-    is no language model, NetworkError, LibraryError.
+    was measured, or is likely best, on this machine. Only a model inside a wheel that is not here
+    has to be fetched: `progress` hears of it. Raises ModelError for what is no language model,
+    NetworkError, LibraryError.
     """
     header = read(pair.target, offline=offline, progress=progress)
     headers = [read(file, offline=offline, progress=progress) for file in pair.drafts]

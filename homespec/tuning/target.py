@@ -16,7 +16,7 @@ from homespec.llama.devices import num_threads
 from homespec.llama.library import build_features, has_own_kernels
 from homespec.llama.model import Model
 from homespec.llama.tokenizer import Tokenizer
-from homespec.models.gguf_header import read_header
+from homespec.models.gguf_header import join_shards, read_header
 from homespec.models.gguf_parser import Tensor
 from homespec.models.kernels import own_kernels_serve
 from homespec.models.references import shard_names
@@ -153,9 +153,9 @@ class TargetTuner:
                 break
         return {"tiled": _tiled_pay(tables)}
 
-    def _tensors(self) -> list[Tensor]:
-        shards = [read_header(self.path.with_name(name)) for name in shard_names(self.path.name)]
-        return [tensor for shard in shards for tensor in shard.tensors]
+    def _tensors(self) -> tuple[Tensor, ...]:
+        names = shard_names(self.path.name)
+        return join_shards([read_header(self.path.with_name(name)) for name in names]).tensors
 
     # Stage: switches
 
