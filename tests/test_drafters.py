@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +18,7 @@ from homespec.drafters.rated_lookup import RatedLookup
 from homespec.drafters.suffix_automaton import SuffixAutomaton
 from homespec.errors import UsageError
 
+from tests.clock import fastest
 from tests.fakes import FakeModel, FakeSampler, hashed_logits
 
 
@@ -82,11 +82,10 @@ def scanned(text: list[int]) -> tuple[int, int]:
 
 
 def test_a_long_text_of_one_token_takes_linear_time() -> None:
-    drafter = NgramDrafter()
     history = [7] * 30_000
-    began = time.process_time()
+    drafter = NgramDrafter()
     assert drafter.propose(history, 32).tokens == (7,) * 32
-    assert time.process_time() - began < 3
+    assert fastest(lambda: NgramDrafter().propose(history, 32), within=3) < 3
     assert drafter.match_length == LONGEST
 
 
