@@ -18,6 +18,7 @@ from homespec.llama.memory import peak_memory_bytes
 MAX_DRAFT_DEPTH = 32
 DEPTHS = ("adaptive", "fixed")
 SPEC_TYPES = ("auto", *DRAFTERS)
+WITHOUT_DRAFT_MODEL = ("none", "ngram")  # kinds that need no second model
 DRAFT_SAMPLING = ("auto", "greedy", "probabilistic")
 
 

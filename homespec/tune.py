@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from homespec.engine import STRICT_EXACT, LoadParams
-from homespec.errors import HomespecError, IncompatiblePairError
+from homespec.errors import HomespecError
 from homespec.models import sources
 from homespec.models.catalog import Pair
 from homespec.models.gguf_header import Header
 from homespec.models.pairs import with_drafts_here
 from homespec.models.text_model import require_text_model
-from homespec.models.tokenizer_check import check_tokenizers
+from homespec.models.tokenizer_check import check_tokenizers, require_compatible
 from homespec.planning import local_header, plan_for, request_for
 from homespec.tuning.notebook import Progress
 from homespec.tuning.placement import Placement
@@ -37,12 +37,7 @@ def tune_pair(
     drafts = []
     if draft is not None:
         drafts = [_header(draft)]
-        compatibility = check_tokenizers(header, drafts[0])
-        if compatibility.verdict == "incompatible":
-            raise IncompatiblePairError(
-                f"{draft.name} cannot draft for {target.name}: {compatibility.reason}.",
-                hint="Choose a draft of the same model family, or tune the target alone.",
-            )
+        require_compatible(draft.name, target.name, check_tokenizers(header, drafts[0]))
     plan = plan_for(header, drafts, request_for(load or LoadParams()))
     placement = Placement.of(plan)
     params = replace(params or TuneParams(), strict=STRICT_EXACT, placement=placement)

@@ -10,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pexpect
 import psutil
 import pytest
+from homespec.cli.app import COMMANDS, cli
 
 from tests.tiny_gguf import write_tiny_gguf
 
@@ -86,6 +88,19 @@ def test_settings_come_from_the_environment(tiny: Path) -> None:
         done = generate("-q", "Hello", **{name: str(tiny)})
         assert done.returncode == 0
         assert done.stdout == generate("-m", tiny, "-q", "Hello").stdout
+
+
+def test_every_option_has_a_variable_that_is_read(tiny: Path) -> None:
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert "HOMESPEC_" in str(option.envvar), f"{name} {option.name}"
+    for variable, value in (("HOMESPEC_SPEC_TYPE", "magic"), ("HOMESPEC_GRAMMAR", "root ::= no")):
+        done = generate("-m", tiny, "-q", "Hello", **{variable: value})
+        assert done.returncode == 2
+        assert value.split()[-1] in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from homespec.api import Defaults
 from homespec.batch.rows import Row
 from homespec.batch.work import Outcome
-from homespec.cluster import ClusterRunner
+from homespec.cluster.runner import ClusterRunner
 from homespec.decoding.sampling import SamplingParams
 from homespec.errors import NetworkError
 from homespec.generation import GenerateParams
@@ -228,8 +228,8 @@ class FakeClient:
 def runner(monkeypatch: pytest.MonkeyPatch) -> ClusterRunner:
     comm = SimpleNamespace(get_address_host=lambda _: "x")
     dask = SimpleNamespace(Client=FakeClient, comm=comm)
-    monkeypatch.setattr("homespec.cluster._distributed", lambda: dask)
-    monkeypatch.setattr("homespec.cluster._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("homespec.cluster.runner.load_dask", lambda: dask)
+    monkeypatch.setattr("homespec.cluster.runner._POLL_SECONDS", 0.01)
     return ClusterRunner("tcp://x:1", Defaults(SamplingParams(), GenerateParams()))
 
 

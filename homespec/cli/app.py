@@ -49,6 +49,7 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"homespec.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
+        _read_environment(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -57,11 +58,18 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
+def _read_environment(command: click.Command) -> None:
+    """Options that name no variables get HOMESPEC_ and their long names, for all commands alike."""
+    for option in command.params:
+        if isinstance(option, click.Option) and option.envvar is None:
+            names = [name[2:] for name in option.opts if name.startswith("--")]
+            option.envvar = [f"HOMESPEC_{name.replace('-', '_').upper()}" for name in names]
+
+
 @click.group(
     cls=LazyGroup,
     context_settings={
         "help_option_names": ["-h", "--help"],
-        "auto_envvar_prefix": "HOMESPEC",
         "max_content_width": 100,
     },
 )

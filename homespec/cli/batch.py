@@ -11,21 +11,21 @@ import click
 from click.core import ParameterSource
 
 from homespec.api import Defaults
-from homespec.batch.journal import Journal, Output, Pipe
 from homespec.batch.local import LocalRunner
 from homespec.batch.run import BatchRun, Runner, Summary
-from homespec.batch.source import Source, survey
+from homespec.batch.source import survey
 from homespec.batch.work import file_digest
 from homespec.cli import options
 from homespec.cli.app import INTERRUPTED
+from homespec.cli.batch_files import open_files
 from homespec.cli.batch_progress import progress, stop_in_steps
 from homespec.cli.files import fetch_named
 from homespec.cli.sizes import reserve_option
-from homespec.cluster import ClusterRunner
+from homespec.cluster.runner import ClusterRunner
 from homespec.console import print_note
 from homespec.drafters.answer_store import SHARED_TOKENS
 from homespec.errors import UsageError
-from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams
+from homespec.generation import MAX_DRAFT_DEPTH, WITHOUT_DRAFT_MODEL, GenerateParams
 from homespec.models.pairs import local_path
 from homespec.scheduling.engine import MAX_PARALLEL, ParallelEngine
 from homespec.scheduling.parallel import COUNTS
@@ -48,7 +48,7 @@ parallel_option = click.option(
     default="auto",
     show_default=True,
     metavar="N|auto",
-    help="Rows at once; auto for what the machine does best.",
+    help="Answers at once; auto for what the machine does best.",
 )
 
 
@@ -80,13 +80,15 @@ parallel_option = click.option(
     help="Most new tokens of a row that says nothing itself (default -1: until the model ends).",
 )
 @click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="Before every chat.")
-@click.option("-sysf", "--system-prompt-file", type=_FILE, metavar="FILE")
+@click.option(
+    "-sysf", "--system-prompt-file", type=_FILE, metavar="FILE", help="The same, out of a file."
+)
 @click.option("-r", "--stop", "stop", multiple=True, metavar="TEXT", help="End before this text.")
 @click.option("--ignore-eos", is_flag=True, help="Never let the model end by itself.")
 @click.option("--raw", is_flag=True, help="Continue bare prompts as they stand: no chat template.")
 @click.option(
     "--spec-type",
-    type=click.Choice(["auto", "ngram", "none"]),
+    type=click.Choice(["auto", *WITHOUT_DRAFT_MODEL]),
     default="auto",
     show_default=True,
     help="Draft by lookup where it pays, or not at all.",
@@ -122,7 +124,7 @@ def command(pair: str | None, **flags: Any) -> None:
     load = options.load_params(flags)
     load["reserve_bytes"] = flags.pop("reserve_bytes")
     defaults = _defaults(flags)
-    source, outputs = _files(flags)
+    source, outputs = open_files(*(flags[name] for name in ("source", "output", "errors")))
     try:
         num_rows = survey(source)
         with _runner(models, load, defaults, flags, num_rows) as (runner, about):
@@ -228,53 +230,6 @@ _OF_LOADING = (
     *("parallel", "ctx_size", "threads", "threads_batch", "n_gpu_layers", "device", "flash_attn"),
     *("cache_type_k", "cache_type_v", "strict_exact", "mlock", "no_mmap", "reserve_bytes"),
 )
-
-
-def _files(flags: dict[str, Any]) -> tuple[Source, list[Output]]:
-    """The input, and where answers and errors go; all open, and no two the same."""
-    path, output, errors = (
-        None if flags[name] in (None, Path("-")) else flags[name]
-        for name in ("source", "output", "errors")
-    )
-    _refuse_outputs(output, errors)
-    folder = output.resolve().parent if output else None
-    source = Source(path, folder)
-    opened: list[Journal] = []
-    try:
-        for name in (output, errors):
-            if name is not None:
-                _refuse_same(name, path)
-                opened.append(Journal(name))
-    except BaseException:
-        for journal in opened:
-            journal.close()
-        source.close()
-        raise
-    for journal in opened:
-        if journal.num_repaired:
-            print_note(
-                f"The last line of {journal.path} was torn ({journal.num_repaired} bytes): cut off."
-            )
-    return source, [*([] if output else [Pipe()]), *opened]
-
-
-def _refuse_outputs(output: Path | None, errors: Path | None) -> None:
-    if output and errors and output.resolve() == errors.resolve():
-        raise UsageError(
-            f"-o and --jsonl-errors both name {output}.",
-            hint="Without --jsonl-errors rows that failed stand among the answers.",
-        )
-    for name in (output, errors):
-        if name is not None and name.suffix == ".gz":
-            raise UsageError(
-                f"{name} cannot be gzipped: rows are appended, and a torn one is cut off.",
-                hint=f"Name it {name.stem}, and gzip it when the batch is done.",
-            )
-
-
-def _refuse_same(output: Path, source: Path | None) -> None:
-    if source is not None and output.exists() and output.samefile(source):
-        raise UsageError(f"{output} is the input, too.", hint="Name another output.")
 
 
 def load_engine(

@@ -80,7 +80,12 @@ TOKENS = 128
     metavar="KEY",
     help="Its API key (or HOMESPEC_BENCH_AGAINST_KEY).",
 )
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="With plots.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="Write a page; plots need the extra `plot`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--compare",

@@ -29,8 +29,9 @@ REFUSED = 3
 def command(target: str | None, draft: str | None, **flags: Any) -> None:
     """Compare the tokenizers of TARGET and DRAFT, and plan their memory on this machine.
 
-    Both are files, names of the catalogue, sources or user/repo[:QUANT]. Only headers are read,
-    on the hub by ranges, so the answer comes before any download. Exit code 0: usable, 3: not.
+    Both are files, names of the catalogue, sources or user/repo[:QUANT]; without them it is the
+    default pair. Only headers are read, on the hub by ranges: the answer comes before any download.
+    Exit code 0: usable, 3: not.
     """
     catalog, offline = flags["catalog"], flags["offline"]
     pair = find_pair(target, draft, catalog=catalog, offline=offline)

@@ -8,6 +8,7 @@ from typing import Any
 
 from homespec.console import load_bars
 from homespec.fetching import fetch_planned, params_for
+from homespec.generation import WITHOUT_DRAFT_MODEL
 from homespec.loading import LoadParams
 from homespec.models.catalog import Pair
 from homespec.models.pairs import find_pair
@@ -16,7 +17,7 @@ from homespec.models.pairs import find_pair
 def named_pair(models: dict[str, Any], spec_type: str = "auto") -> Pair:
     """The pair of `options.model_references`, without a draft where none is to be used."""
     pair = find_pair(**models)
-    return replace(pair, drafts=()) if spec_type in ("ngram", "none") else pair
+    return replace(pair, drafts=()) if spec_type in WITHOUT_DRAFT_MODEL else pair
 
 
 def fetch_named(

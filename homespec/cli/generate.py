@@ -22,7 +22,7 @@ from homespec.decoding.types import FinishReason
 from homespec.engine import Engine
 from homespec.errors import RefusedError, UsageError
 from homespec.fetching import params_for, plan_request
-from homespec.generation import Generation
+from homespec.generation import WITHOUT_DRAFT_MODEL, Generation
 from homespec.llama.context import Context
 from homespec.models.catalog import load_catalog
 
@@ -32,7 +32,13 @@ from homespec.models.catalog import load_catalog
 @click.option("-p", "--prompt", "prompt_flag", metavar="TEXT", help="The prompt, as a flag.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
 @click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="System prompt.")
-@click.option("-sysf", "--system-prompt-file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "-sysf",
+    "--system-prompt-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The system prompt, out of a file.",
+)
 @options.model_options
 @click.option(
     "-n",
@@ -110,7 +116,7 @@ def _dry_run(models: dict[str, Any], settings: dict[str, Any], spec_type: str) -
     """Print what would be loaded where; 0 where it fits."""
     pair = named_pair(models, spec_type)
     request = plan_request(params_for(pair, settings))
-    if spec_type in ("ngram", "none"):
+    if spec_type in WITHOUT_DRAFT_MODEL:
         request = replace(request, drafting=spec_type)
     known, offline = load_catalog(models["catalog"]), models["offline"]
     with load_bars() as bars:

@@ -72,9 +72,30 @@ model_options = _together(
 )
 
 cache_options = _together(
-    click.option("-fa", "--flash-attn", type=_FLASH, default="auto", show_default=True),
-    click.option("-ctk", "--cache-type-k", type=_CACHE, default="f16", show_default=True),
-    click.option("-ctv", "--cache-type-v", type=_CACHE, default="f16", show_default=True),
+    click.option(
+        "-fa",
+        "--flash-attn",
+        type=_FLASH,
+        default="auto",
+        show_default=True,
+        help="Flash attention; auto for what tune measured, else llama.cpp's choice.",
+    ),
+    click.option(
+        "-ctk",
+        "--cache-type-k",
+        type=_CACHE,
+        default="f16",
+        show_default=True,
+        help="Type of the cache of keys; q8_0 halves it, and loses a little.",
+    ),
+    click.option(
+        "-ctv",
+        "--cache-type-v",
+        type=_CACHE,
+        default="f16",
+        show_default=True,
+        help="Type of the cache of values; below f16 it needs flash attention.",
+    ),
 )
 
 load_options = _together(
@@ -112,7 +133,7 @@ load_options = _together(
         callback=_layers,
         metavar="N|all|auto",
         default="all",
-        help="And of the draft.",
+        help="Layers of the draft there.",
     ),
     click.option("-dev", "--device", metavar="A,B", help="Devices for the target, by name."),
     click.option("-devd", "--device-draft", metavar="A,B", help="Devices for the draft."),
@@ -122,7 +143,7 @@ load_options = _together(
     click.option(
         "--strict-exact",
         is_flag=True,
-        help="Greedy and seeded text bit for bit as without speculation; passes cost more.",
+        help="Greedy and seeded text with the bits of plain decoding (docs/exactness.md).",
     ),
     click.option("--mlock", is_flag=True, help="Keep the model from being swapped out."),
     click.option("--no-mmap", is_flag=True, help="Read the model into memory at once."),
@@ -174,6 +195,7 @@ speculation_options = _together(
         type=click.Choice(DRAFT_SAMPLING),
         default="auto",
         show_default=True,
+        help="How the draft model chooses its tokens.",
     ),
     click.option(
         "--spec-rule",
@@ -195,11 +217,11 @@ sampling_options = _together(
         (("--presence-penalty",), float, _DEFAULTS.presence_penalty, "0 is off."),
         (("--frequency-penalty",), float, _DEFAULTS.frequency_penalty, "0 is off."),
         (("--dry-multiplier",), float, _DEFAULTS.dry_multiplier, "0 is off."),
-        (("--dry-base",), float, _DEFAULTS.dry_base, ""),
-        (("--dry-allowed-length",), int, _DEFAULTS.dry_allowed_length, ""),
-        (("--dry-penalty-last-n",), int, _DEFAULTS.dry_penalty_last_n, ""),
+        (("--dry-base",), float, _DEFAULTS.dry_base, "Growth of the penalty by length."),
+        (("--dry-allowed-length",), int, _DEFAULTS.dry_allowed_length, "Repeats that are free."),
+        (("--dry-penalty-last-n",), int, _DEFAULTS.dry_penalty_last_n, "Tokens looked back on."),
         (("--xtc-probability",), float, _DEFAULTS.xtc_probability, "0 is off."),
-        (("--xtc-threshold",), float, _DEFAULTS.xtc_threshold, ""),
+        (("--xtc-threshold",), float, _DEFAULTS.xtc_threshold, "Least probability."),
     ),
     click.option("-s", "--seed", type=int, help="Makes sampling repeatable; -1 draws one."),
     click.option(

@@ -17,7 +17,7 @@ from homespec.cli.files import fetch_named
 from homespec.cli.sizes import reserve_option
 from homespec.console import human_bytes, print_note
 from homespec.errors import LibraryError, UsageError
-from homespec.generation import GenerateParams
+from homespec.generation import WITHOUT_DRAFT_MODEL, GenerateParams
 from homespec.scheduling.engine import ParallelEngine
 from homespec.server.settings import Limits, MiB, ServerParams
 
@@ -137,7 +137,7 @@ def _keep_alive(_: click.Context, parameter: click.Parameter, value: str) -> flo
 )
 @click.option(
     "--spec-type",
-    type=click.Choice(["auto", "ngram", "none"]),
+    type=click.Choice(["auto", *WITHOUT_DRAFT_MODEL]),
     default="auto",
     show_default=True,
     help="Draft where it pays, by lookup only, or not at all.",
@@ -158,7 +158,7 @@ def command(pair: str | None, **flags: Any) -> None:
     except ModuleNotFoundError as exc:
         raise LibraryError(
             f"The server needs a package that is not installed: {exc.name}.",
-            hint="pip install 'homespec[server]'",
+            hint="Run scripts/setup, or install the extra: pip install -e '.[server]'.",
         ) from exc
     own = flags["host"]
     known = keys.Keys.of(flags["keys"], flags["key_file"])

@@ -9,7 +9,7 @@ import click
 from homespec.cli import options
 from homespec.cli.batch import load_engine, parallel_option
 from homespec.cli.sizes import reserve_option
-from homespec.cluster import serve
+from homespec.cluster.worker import serve
 from homespec.console import print_note
 from homespec.errors import UsageError
 

@@ -148,7 +148,8 @@ def propose(
         found = fitting.uses(nearest.parts, machine, request)
         sentence = words.refusal(nearest, found)
         return Plan("refused", sentence, _model(nearest), None, "none", 0, found, others)
-    shapes = [] if request.drafting in ("ngram", "none") else [model_shape(one) for one in drafts]
+    with_model = request.drafting in (None, "draft_model")
+    shapes = [model_shape(one) for one in drafts] if with_model else []
     reasons: list[str] = []
     for draft_shape in shapes:
         draft = fitting.fit_draft(draft_shape, placed, request, machine)

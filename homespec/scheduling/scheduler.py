@@ -31,7 +31,7 @@ from homespec.decoding.stats import clock
 from homespec.drafters.adaptive import Learned
 from homespec.drafters.answer_store import AnswerStore
 from homespec.errors import CannotRunError, HomespecError, UsageError
-from homespec.generation import Chunk, GenerateParams
+from homespec.generation import WITHOUT_DRAFT_MODEL, Chunk, GenerateParams
 from homespec.llama.context import LogitsRow
 from homespec.llama.sequences import Block, CachedSequence, SequenceCache
 from homespec.llama.tokenizer import Tokenizer
@@ -149,7 +149,7 @@ class Scheduler:
         job = Job(
             request, self._cache.model, self._tokenizer, matches, self._n_ctx, answers=self._answers
         )
-        if self._alone is not None and params.spec_type not in ("ngram", "none"):
+        if self._alone is not None and params.spec_type not in WITHOUT_DRAFT_MODEL:
             job.alone = self._alone(params, sampling)
         self._waiting.append(job)
         return job
