@@ -156,7 +156,7 @@ def _promise(widths: dict[str, Any], settings: dict[str, Any], *, on_device: boo
             f"Width-invariant with {used}: greedy speculative text is the text of plain decoding, "
             "bit for bit."
         )
-    cure = "--strict-exact cures it, for wide passes that cost more."
+    cure = "--strict-exact cures it; passes may cost more."
     if on_device:
         cure = "A device's kernels are like that; --strict-exact cures it on the CPU, with -ngl 0."
     elif settings.get("exact_kernels"):

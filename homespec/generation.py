@@ -36,7 +36,7 @@ class GenerateParams:
 
     max_tokens: None for as many as the context holds. spec_type: `none`, `ngram`, `draft_model`, or
     `auto` (None) for lookup and, where a draft is loaded, the model. depth: `adaptive` drafts what
-    pays, at most draft_depth tokens a round (None for 16); `fixed` drafts draft_depth of them (None
+    pays, at most draft_depth tokens a round (None for 32); `fixed` drafts draft_depth of them (None
     for 3). rule: `match` or `rejection`, None for the one that fits the draft, and for `match` with
     a seed. min_draft: shorter drafts are not verified (sampled drafts always
     are: dropping some would change the distribution). draft_sampling: `probabilistic` samples the

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from homespec.decoding.stats import clock
@@ -23,6 +24,7 @@ from homespec.llama.library import (
     version,
 )
 from homespec.llama.model import ALL_LAYERS, Model
+from homespec.planning import local_header, suits_own_kernels
 from homespec.tuning.invariance import probe_widths
 
 STAGES = ("library", "load", "decode", "widths")
@@ -31,10 +33,13 @@ STAGES = ("library", "load", "decode", "widths")
 def main() -> None:
     """Run all stages; exit 0 when they passed, 1 with an `error` object when one raised."""
     path, settings = sys.argv[1], json.loads(sys.argv[2])
-    repack, exact = settings.pop("repack", True), settings.pop("exact_kernels", False)
+    repack, exact = settings.pop("repack", None), settings.pop("exact_kernels", False)
     gpu_layers = settings.pop("gpu_layers", ALL_LAYERS)
     try:
         _say("library", **_library())
+        if repack is None:  # as a load does it that was not tuned
+            exact = suits_own_kernels(local_header(Path(path)))
+            repack = not exact
         if exact:
             use_exact_kernels()
         with Model(path, gpu_layers=gpu_layers, repack=repack) as model:

@@ -317,11 +317,29 @@ def test_the_price_of_a_plain_pass_is_asked_anew() -> None:
     assert 0 < asked <= 0.02 * 400
 
 
-def test_a_curve_is_corrected_by_the_clock() -> None:
-    class Curve:
-        def seconds(self, num_tokens: int, context_length: int) -> float:
-            return 0.01 * num_tokens + 1e-5 * context_length
+class Curve:
+    def seconds(self, num_tokens: int, context_length: int) -> float:
+        return 0.01 * num_tokens + 1e-5 * context_length
 
+
+def test_neighbouring_widths_share_what_they_took() -> None:
+    """Each width alone would go by one pass, and the third one was disturbed."""
+    cost = LearnedCost(Curve())
+    for width, slowdown in ((17, 1.2), (19, 1.2), (22, 3.0)):
+        cost.observe(width, 0, slowdown * 0.01 * width)
+    assert cost.seconds(22, 0) == pytest.approx(1.2 * 0.22)
+
+
+def test_what_wide_passes_took_in_a_busy_hour_is_forgotten() -> None:
+    cost = LearnedCost(Curve())
+    for _ in range(5):
+        cost.observe(8, 0, 3 * 0.08)
+    for passed in range(70):
+        assert (cost.seconds(8, 0) > 0.1) == (passed <= 64)
+        cost.observe(1, 0, 0.01)
+
+
+def test_a_curve_is_corrected_by_the_clock() -> None:
     cost = LearnedCost(Curve())
     assert cost.seconds(3, 1000) == pytest.approx(0.04)
     cost.observe(3, 1000, 0.08)

@@ -10,6 +10,7 @@ import pytest
 from homespec.decoding.depth import FixedDepth
 from homespec.decoding.sampling import SamplingParams
 from homespec.decoding.speculative import SpeculativeDecoder
+from homespec.decoding.types import NO_DRAFT, Round
 from homespec.decoding.verify import RULES
 from homespec.drafters import DRAFTERS, DraftModelDrafter, NgramDrafter
 from homespec.drafters.adaptive import MATCH_PRIORS, RateTable
@@ -166,6 +167,21 @@ def test_the_longer_match_is_taken_and_learned_from() -> None:
     assert lookup.propose(own, 2).tokens == (50, 51)
     longer = [3, 4, 5, 6, 7, 8, 9, 60, 61, 3, 4, 5, 6, 7, 8, 9]  # and here 7 of its own
     assert lookup.propose(longer, 2).tokens == (60, 61)
+
+
+def test_lookups_are_judged_though_they_were_not_drafted() -> None:
+    """What was wrong for long would never be tried again."""
+    rates = RateTable(MATCH_PRIORS)
+    for _ in range(30):
+        rates[2].observe(False)
+    lookup, text = RatedLookup(rates), [1, 2, 3, 1, 2]
+    for number in range(30):
+        before = rates[2].value
+        assert lookup.rates(text, 4)[0] == before
+        lookup.observe(Round(NO_DRAFT, (3,), 0, len(text) - 1, 1, 0.0, 0.01))
+        assert rates[2].value > before
+        text = [*text, 3, 100 + number, 1, 2]
+    assert rates[2].value > 0.6
 
 
 def peaked(tokens: list[int]) -> np.ndarray:

@@ -16,6 +16,7 @@ from homespec.decoding.types import FinishReason
 from homespec.engine import Engine, LoadParams
 from homespec.errors import ContextFullError, HomespecError, UsageError
 from homespec.generation import GenerateParams
+from homespec.scheduling import scheduler as scheduling
 from homespec.scheduling.engine import ParallelEngine
 from homespec.scheduling.job import Job, Request
 from homespec.scheduling.parallel import best_parallel, largest_that_fits
@@ -286,6 +287,39 @@ def test_the_number_is_measured_where_it_is_not_given(tiny: Path) -> None:
         assert 1 <= engine.parallel <= 4
         assert engine.learned.cost.seconds(4, 10) > 0
         assert engine.cache.num_cells >= LOAD.n_ctx
+
+
+def test_the_deepest_draft_fits_into_a_pass(tiny: Path, tiny_draft: Path, alone: Engine) -> None:
+    params = GenerateParams(max_tokens=60, ignore_eos=True, depth="fixed", draft_depth=32)
+    request = Request(prompts(1)[0][:20], GREEDY, params)
+    with ParallelEngine(tiny, LOAD, draft=tiny_draft, parallel=2) as engine:
+        [job] = run(engine.scheduler, [request])
+    assert job.result.stats.num_drafted >= 32
+    assert job.result.tokens == solo(alone, request)
+
+
+def test_drafts_take_free_cells_only(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [
+        Request(tokens, GREEDY, GenerateParams(max_tokens=50, ignore_eos=True))
+        for tokens in prompts(9, seed=2)
+    ]
+    limits = []
+
+    def deepest(rates: list[list[float]], _: object, limit: int) -> list[int]:
+        limits.append((limit, one._cache.num_free))
+        depths = []
+        for chances in rates:
+            depths.append(min(len(chances), limit - sum(depths)))
+        return depths
+
+    monkeypatch.setattr(scheduling, "best_depths", deepest)
+    with ParallelEngine(tiny, LOAD, parallel=1) as engine:
+        one = Scheduler(
+            engine.cache, engine.tokenizer, engine.learned, ScheduleParams(2, 96, keep=0)
+        )
+        run(one, requests)
+    assert all(0 <= limit <= free for limit, free in limits)
+    assert any(limit < 10 for limit, _ in limits)
 
 
 def test_a_draft_model_drafts_for_a_job_while_it_is_alone(

@@ -14,6 +14,7 @@ import math
 import operator
 import statistics
 import sys
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,9 +51,13 @@ FEW = 2
 
 _SLOPE = 0.35  # of a pass of one token, for each further one: a guess until it is measured
 _NEGLIGIBLE = 0.01  # a token accepted so seldom is not weighed
-_WINDOW = 7  # passes of a width that are remembered
+_GROUPS = (1, 2, 3, 4, 5, 7, 9, 13, 17, 25, 33, 49, 65, 97, 129)
+"""Widths at which a group begins: what passes of one group take beyond the curve is pooled."""
+
+_WINDOW = 7  # passes of a group that are remembered
 _STALE = 192  # passes after which the price of a plain one is asked anew, by ...
 _AGAIN = 3  # ... so many: under 2 % of the passes
+_OLD = 64  # passes after which what a wide one took is forgotten
 _ASKING = 0.005  # of the time may be lost by asking sooner, where a draft hardly gains
 _PRIOR_WORTH = 80.0  # observations; a text shows at most 1 / (1 - decay) = 25
 
@@ -61,7 +66,8 @@ class LearnedCost:
     """Seconds of a target pass: a curve, corrected by this run's own clocks.
 
     Without a curve the shape is guessed and the first passes give the scale. Medians of the last
-    passes of each width are kept, so that one disturbed pass changes nothing.
+    passes of neighbouring widths are kept, so that one disturbed pass changes nothing, and
+    forgotten when they are old: the machine's other work may have ended since.
 
     llama.cpp prepares a pass anew when its width is not the last one's, on CUDA for longer than a
     small model computes. So what a plain pass takes too much right after a wider one is charged
@@ -70,9 +76,12 @@ class LearnedCost:
 
     def __init__(self, curve: PassCost | None = None) -> None:
         self._curve = curve
-        self._ratios: dict[int, deque[float]] = {}
+        self._ratios: dict[int, deque[float]] = {}  # by group, as what follows
         self._medians: dict[int, float] = {}
-        self._nearest: dict[int, int] = {}  # width -> the one nearest to it that was timed
+        self._timed: dict[int, int] = {}  # when, in passes
+        self._nearest: dict[int, int] = {}  # the one nearest to it that was timed
+        self._widest = 0  # pass that was timed
+        self._passes = 0
         self._wider: int | None = None  # width of the last pass, where it had more than one token
         self._age = 0  # passes since a plain one was timed
         self._again = 0  # plain passes still to be timed anew
@@ -80,7 +89,7 @@ class LearnedCost:
     @property
     def deepest_trial(self) -> int:
         """Tokens to draft on trial: few, as long as what they take is not known."""
-        return sys.maxsize if self._curve else max(FEW, *self._medians, 0)
+        return sys.maxsize if self._curve else max(FEW, self._widest)
 
     def wants_plain(self, gain: float = math.inf) -> bool:
         """Whether passes should hold one token for a while: that price is out of date.
@@ -97,33 +106,50 @@ class LearnedCost:
         base = self._base(num_tokens, context_length)
         if not self._medians:
             return base if self._curve else math.inf
-        nearest = self._nearest.get(num_tokens)
+        group = _group(num_tokens)
+        nearest = self._nearest.get(group)
         if nearest is None:
-            nearest = min(self._medians, key=lambda width: abs(math.log(width / num_tokens)))
-            self._nearest[num_tokens] = nearest
+            nearest = min(self._medians, key=lambda other: abs(other - group))
+            self._nearest[group] = nearest
         return base * self._medians[nearest]
 
     def observe(self, num_tokens: int, context_length: int, seconds: float) -> None:
         """Note a pass that was timed."""
         wider, self._wider = self._wider, num_tokens if num_tokens > 1 else None
         self._age += 1
-        if wider and num_tokens == 1 and 1 in self._ratios:
+        self._passes += 1
+        if wider and num_tokens == 1 and _PLAIN in self._ratios:
             excess = seconds - self.seconds(1, context_length)
-            self._ratios[wider][-1] += excess / self._base(wider, context_length)
-            self._medians[wider] = statistics.median(self._ratios[wider])
+            group = _group(wider)
+            self._ratios[group][-1] += excess / self._base(wider, context_length)
+            self._medians[group] = statistics.median(self._ratios[group])
             return
         if num_tokens == 1:
             self._plain_again()
-        if num_tokens not in self._ratios:
-            self._ratios[num_tokens] = deque(maxlen=_WINDOW)
+        self._forget_old()
+        group = _group(num_tokens)
+        if group not in self._ratios:
+            self._ratios[group] = deque(maxlen=_WINDOW)
             self._nearest.clear()
-        self._ratios[num_tokens].append(seconds / self._base(num_tokens, context_length))
-        self._medians[num_tokens] = statistics.median(self._ratios[num_tokens])
+        self._timed[group] = self._passes
+        self._widest = max(self._widest, num_tokens)
+        self._ratios[group].append(seconds / self._base(num_tokens, context_length))
+        self._medians[group] = statistics.median(self._ratios[group])
+
+    def _forget_old(self) -> None:
+        """Take the prices of wide passes that were not timed lately for unknown, as at first."""
+        if self._curve is None:
+            return
+        for group in [one for one, when in self._timed.items() if self._passes - when > _OLD]:
+            if group != _PLAIN:
+                for kept in (self._ratios, self._medians, self._timed):
+                    del kept[group]
+                self._nearest.clear()
 
     def _plain_again(self) -> None:
         """A plain pass is about to be noted: forget the old ones where they are out of date."""
-        if self._age > _STALE and 1 in self._ratios:
-            self._ratios[1].clear()
+        if self._age > _STALE and _PLAIN in self._ratios:
+            self._ratios[_PLAIN].clear()
             self._again = _AGAIN
         self._again = max(self._again - 1, 0)
         self._age = 0
@@ -132,6 +158,13 @@ class LearnedCost:
         if self._curve is not None:
             return self._curve.seconds(num_tokens, context_length)
         return 1.0 + _SLOPE * (num_tokens - 1)
+
+
+def _group(num_tokens: int) -> int:
+    return bisect_right(_GROUPS, num_tokens)
+
+
+_PLAIN = _group(1)
 
 
 class Rate:

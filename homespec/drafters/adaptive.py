@@ -163,6 +163,18 @@ class RateTable:
     def __getitem__(self, value: float) -> Rate:
         return self._rates[max(bisect_right(self._bounds, value) - 1, 0)]
 
+    def compare(
+        self, length: int, foretold: Sequence[TokenId], committed: Sequence[TokenId]
+    ) -> None:
+        """Learn from what a match of `length` foretold, whether it was drafted or not.
+
+        The first token that it had wrong says nothing of what lay beyond.
+        """
+        for place, (one, other) in enumerate(zip(foretold, committed, strict=False)):
+            self[length + place].observe(one == other)
+            if one != other:
+                return
+
     def fade(self) -> None:
         """Let what was seen count less."""
         for rate in self._rates:
@@ -193,6 +205,7 @@ class AdaptiveDrafter:
         self._generated = 0
         self._allowance = 0.0  # seconds that may be lost on probes
         self._probing = False
+        self._lookup = NO_DRAFT  # of this round, drafted or not
         self._context = 0  # of the last pass
 
     def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
@@ -201,9 +214,10 @@ class AdaptiveDrafter:
         if not self._begun:  # many may be made, and wait for their turn
             self.learned.begin()
             self._begun = True
+        lookup = self._ngram.propose(committed, max_tokens) if self._ngram else NO_DRAFT
+        self._lookup = lookup
         if self.learned.cost.wants_plain():
             return NO_DRAFT
-        lookup = self._ngram.propose(committed, max_tokens) if self._ngram else NO_DRAFT
         if self._model is None and not lookup.tokens:
             return NO_DRAFT  # most rounds: weighing nothing would take 5 % of a GPU's pass
         self._lag = self._model.lag(committed) if self._model else 0
@@ -314,8 +328,11 @@ class AdaptiveDrafter:
         self._settle(finished)
         if draft.source == "draft_model":
             learned.observe_draft(draft, self._lag, finished.draft_seconds)
-        for i in range(min(finished.num_accepted + 1, len(draft.tokens))):
-            self._judged(draft, i, i < finished.num_accepted)
+            for i in range(min(finished.num_accepted + 1, len(draft.tokens))):
+                self._judged(draft, i, i < finished.num_accepted)
+        if self._ngram is not None:
+            length = self._ngram.match_length
+            learned.matches.compare(length, self._lookup.tokens, finished.tokens)
 
     def _settle(self, finished: Round) -> None:
         """Save up for probes, and take off what the last one lost in truth."""
@@ -331,13 +348,9 @@ class AdaptiveDrafter:
             self.learned.model_credit = min(self.learned.model_credit + gained, most)
 
     def _judged(self, draft: Draft, position: int, accepted: bool) -> None:
-        if draft.source == "ngram":
-            assert self._ngram is not None
-            self.learned.matches[self._ngram.match_length + position].observe(accepted)
-        else:
-            self.learned.model_rate.observe(accepted)
-            if draft.confidences:
-                self.learned.confidences[draft.confidences[position]].observe(accepted)
+        self.learned.model_rate.observe(accepted)
+        if draft.confidences:
+            self.learned.confidences[draft.confidences[position]].observe(accepted)
 
     def explain(self) -> list[str]:
         """A few lines: what was chosen, and what the choice rested on."""

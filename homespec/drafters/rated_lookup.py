@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homespec.decoding.types import Draft, Round, TokenId
+from homespec.decoding.types import NO_DRAFT, Draft, Round, TokenId
 from homespec.drafters.adaptive import RateTable
 from homespec.drafters.answer_store import AnswerStore
 from homespec.drafters.ngram import NgramDrafter
@@ -31,27 +31,34 @@ class RatedLookup:
     ) -> None:
         self._matches, self._ngram, self._answers = matches, ngram or NgramDrafter(), answers
         self._match_length = 0  # of the last proposal
+        self._found = NO_DRAFT  # by the last look, drafted or not
+        self._looked_at = 0  # tokens; `rates` and `propose` of a round look once
 
     def rates(self, committed: Sequence[TokenId], max_tokens: int) -> list[float]:
         """Chance of acceptance, given all before it, of each token that could be drafted."""
         if max_tokens < 1:
             return []
-        found = len(self.propose(committed, max_tokens).tokens)
+        found = len(self._look(committed, max_tokens).tokens)
         return [self._matches[self._match_length + i].value for i in range(found)]
 
     def propose(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
         """What followed the longest match, up to `max_tokens`."""
-        draft = self._ngram.propose(committed, max_tokens)
+        if self._looked_at != len(committed):
+            self._look(committed, max_tokens)
+        return Draft(self._found.tokens[:max_tokens], source=self.name)
+
+    def _look(self, committed: Sequence[TokenId], max_tokens: int) -> Draft:
+        self._looked_at = len(committed)
+        self._found = self._ngram.propose(committed, max_tokens)
         self._match_length = self._ngram.match_length
         if self._answers is not None:
             length, tokens = self._answers.find(committed, max_tokens, beyond=self._match_length)
             if tokens:
                 self._match_length = length
-                return Draft(tokens, source=self.name)
-        return draft
+                self._found = Draft(tokens, source=self.name)
+        return self._found
 
     def observe(self, finished: Round) -> None:
-        """Learn from a round; one cut by its depth says nothing of what lay beyond."""
+        """Learn from a round what the lookup had right, whether it was drafted or not."""
         self._ngram.observe(finished)
-        for i in range(min(finished.num_accepted + 1, len(finished.draft.tokens))):
-            self._matches[self._match_length + i].observe(i < finished.num_accepted)
+        self._matches.compare(self._match_length, self._found.tokens, finished.tokens)

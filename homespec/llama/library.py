@@ -67,9 +67,14 @@ def use_exact_kernels() -> None:
     os.environ[_TILED] = "0"
 
 
+def tiles_left_out() -> bool:
+    """Whether this process goes without llama.cpp's tiled kernels."""
+    return os.environ.get(_TILED) == "0"
+
+
 def exact_kernels_possible() -> bool:
     """Whether `use_exact_kernels` is in time, or has been called."""
-    return os.environ.get(_TILED) == "0" or not _passes_made
+    return tiles_left_out() or not _passes_made
 
 
 def has_own_kernels() -> bool:

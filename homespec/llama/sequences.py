@@ -111,6 +111,8 @@ class SequenceCache(Closing):
             total += n
             if total > self.n_batch:
                 raise AssertionError(f"more than {self.n_batch} tokens in a pass")
+            if sum(map(len, rows)) + block.num_rows > self.max_rows:  # llama.cpp would abort
+                raise AssertionError(f"more than {self.max_rows} rows in a pass")
             self._token[at] = block.tokens
             self._position[at] = np.arange(before, before + n)
             self._sequence[at] = block.sequence.number

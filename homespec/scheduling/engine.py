@@ -10,7 +10,7 @@ from homespec.decoding.depth import PassCost
 from homespec.decoding.sampling import MAX_SEED, SamplingParams
 from homespec.drafters.adaptive import Priors
 from homespec.errors import PlanError, UsageError
-from homespec.generation import GenerateParams
+from homespec.generation import MAX_DRAFT_DEPTH, GenerateParams
 from homespec.llama.context import Context
 from homespec.llama.devices import offload_devices
 from homespec.llama.sequences import SequenceCache
@@ -24,7 +24,7 @@ from homespec.speculation import Pairing, Speculation, build
 
 MAX_PARALLEL = 128
 _ROWS_EACH = 3  # logits of a pass: drafts are shared out, a few sequences take more
-_LEAST_ROWS = 32
+_LEAST_ROWS = MAX_DRAFT_DEPTH + 1  # of one that drafts alone
 
 
 class ParallelEngine(LoadedTarget):

@@ -248,10 +248,13 @@ class Scheduler:
             for job in jobs
         ]
         context = sum(len(job.committed) for job in jobs) // len(jobs)
+        rows = min(self._cache.max_rows, self._cache.n_batch // 2) - len(self._running)
+        needed = sum(job.num_pending for job in self._running)
+        cells = self._cache.num_free + self._kept.num_tokens - needed
         return best_depths(
             rates,
             lambda width: self._learned.cost.seconds(width, context),
-            limit=min(self._cache.max_rows, self._cache.n_batch // 2) - len(self._running),
+            limit=max(0, min(rows, cells)),  # a draft displaces no other job
         )
 
     def _read(self, room: int) -> list[_Share]:

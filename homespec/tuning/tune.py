@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from homespec.errors import HomespecError, LibraryError
-from homespec.llama.library import use_exact_kernels
+from homespec.llama.library import tiles_left_out, use_exact_kernels
 from homespec.models.files import remembered_sha256
 from homespec.models.references import shard_names
 from homespec.tuning.agreement import Reading
@@ -116,7 +116,7 @@ def _measure_target(
     """What holds of the target alone, and the texts that it read."""
     try:
         kernels = book.stage("target's kernels", tuner.kernels)
-        tiled = kernels["tiled"] or not _leave_tiled_kernels()
+        tiled = not tiles_left_out() and (kernels["tiled"] or not _leave_tiled_kernels())
         _ = tuner.budget
         found = _tune_target(tuner, book, params)
         readings = book.stage(

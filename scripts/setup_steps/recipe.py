@@ -16,7 +16,8 @@ from setup_steps.toolchain import AmxChoice, Toolchain
 INCLUDE = Path(__file__).with_name("llama.cmake")
 KERNELS = Path(__file__).with_name("kernels")
 ADDED_TO_BUILD = (INCLUDE, KERNELS / "kernels.cmake", KERNELS / "k_quants.cpp")
-BUILD_VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "HIPFLAGS")
+_OF_CMAKE = ("CUDAARCHS", "CMAKE_TOOLCHAIN_FILE", "SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE")
+BUILD_VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "HIPFLAGS", *_OF_CMAKE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,9 @@ class Recipe:
             "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
             **self.backend.environment,
         }
-        return {**os.environ, **{name: value for name, value in added.items() if value}}
+        # With this one set ggml builds for any CPU of the kind, and not for this one.
+        kept = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
+        return {**kept, **{name: value for name, value in added.items() if value}}
 
     def record(self) -> dict[str, object]:
         """What `homespec doctor` shows of the build."""

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
@@ -42,7 +43,7 @@ namespace {
 
 constexpr int MOST_TOKENS = 8;  // of a group: their sums just fit into the registers
 constexpr int64_t PANEL = 64;   // tokens whose activations are laid out at a time: it bounds the memory
-constexpr int64_t CHUNK = 16;   // rows that a thread takes at a time; they stay in its L2 cache
+constexpr int64_t CHUNK = 16;   // rows that a thread takes at a time, at most; they stay in its L2 cache
 
 // The activations of T tokens that meet one block of weights: `d` are their scales, the sums are of
 // 16 and of 32 neighbours, for what all weights of a block have in common.
@@ -184,7 +185,7 @@ struct Q5_K {
         for (int t = 0; t < T; ++t) {
             const __m128i products = _mm_madd_epi16(parts.minima, load_half(y.sums_of_32[t])), zero = _mm_setzero_si128();
             const __m128i total = _mm_hadd_epi32(_mm_hadd_epi32(products, zero), zero);
-            of_minima[t] += dmin.each[t] * _mm_cvtsi128_si32(total);
+            of_minima[t] = std::fma(dmin.each[t], (float) _mm_cvtsi128_si32(total), of_minima[t]);  // as ggml is compiled
         }
         const __m256i low_bits = _mm256_set1_epi8(15), fifth_bit = _mm256_set1_epi8(16), fifths = load(x.qh);
         WholeSums<T> whole;
@@ -296,10 +297,16 @@ void with_constant(int64_t number, F f) {
 
 std::atomic<int64_t> products_so_far{0};
 
+// Where a thread lays out activations, at a multiple of 32; the next call takes it over.
+char * scratch(size_t bytes) {
+    thread_local std::vector<char> buffer;
+    if (buffer.size() < bytes + 32) buffer.resize(bytes + 32);
+    return buffer.data() + (-(uintptr_t) buffer.data() & 31);
+}
+
 // Tokens of one panel times all rows, in groups as equal as may be: nine tokens are five and four.
 template <template <int> class Quant>
 void multiply_panel(const Product & p, int64_t begin, int64_t end) {
-    thread_local std::vector<char> buffer;
     Group groups[(PANEL + MOST_TOKENS - 1) / MOST_TOKENS];
     const int64_t n = end - begin, count = (n + MOST_TOKENS - 1) / MOST_TOKENS;
     size_t bytes = 0;
@@ -308,8 +315,7 @@ void multiply_panel(const Product & p, int64_t begin, int64_t end) {
         groups[g] = {begin + first, next - first, bytes};
         with_constant(next - first, [&](auto size) { bytes += sizeof(Activations<size()>) * p.blocks; });
     }
-    buffer.resize(bytes + 32);
-    char * laid_out = buffer.data() + (-(uintptr_t) buffer.data() & 31);
+    char * laid_out = scratch(bytes);
     for (int64_t g = 0; g < count; ++g) {
         with_constant(groups[g].size, [&](auto size) { lay_out<size()>(p, groups[g].first, laid_out + groups[g].offset); });
     }
@@ -317,8 +323,9 @@ void multiply_panel(const Product & p, int64_t begin, int64_t end) {
     ggml_threadpool * pool = p.params->threadpool;
     if (p.params->ith == 0) ggml_threadpool_chunk_set(pool, p.params->nth);
     ggml_barrier(pool);
-    for (int64_t chunk = p.params->ith; chunk * CHUNK < p.m; chunk = ggml_threadpool_chunk_add(pool, 1)) {
-        const int64_t row = chunk * CHUNK, last = std::min(p.m, row + CHUNK);
+    const int64_t rows = std::clamp<int64_t>(p.m / (4 * p.params->nth), 1, CHUNK);
+    for (int64_t chunk = p.params->ith; chunk * rows < p.m; chunk = ggml_threadpool_chunk_add(pool, 1)) {
+        const int64_t row = chunk * rows, last = std::min(p.m, row + rows);
         for (int64_t g = 0; g < count; ++g) {
             with_constant(groups[g].size, [&](auto size) {
                 multiply_group<Quant, size()>(p, row, last, groups[g].first, laid_out + groups[g].offset);
