@@ -17,7 +17,15 @@ INCLUDE = Path(__file__).with_name("llama.cmake")
 KERNELS = Path(__file__).with_name("kernels")
 ADDED_TO_BUILD = (INCLUDE, KERNELS / "kernels.cmake", KERNELS / "k_quants.cpp")
 _OF_CMAKE = ("CUDAARCHS", "CMAKE_TOOLCHAIN_FILE", "SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE")
-BUILD_VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "HIPFLAGS", *_OF_CMAKE)
+BUILD_VARIABLES = (
+    "CMAKE_ARGS",
+    "CFLAGS",
+    "CXXFLAGS",
+    "LDFLAGS",
+    "CUDAFLAGS",
+    "HIPFLAGS",
+    *_OF_CMAKE,
+)
 
 
 @dataclass(frozen=True, slots=True)
