@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,11 +16,15 @@ from typing import Any, TypeVar, cast
 from homespec import tuned
 from homespec.closing import Closing
 from homespec.drafters.adaptive import Learned, Priors
-from homespec.errors import HomespecError, LibraryError, UsageError
+from homespec.errors import HomespecError, UsageError
 from homespec.generation import MAX_DRAFT_DEPTH, Closable, GenerateParams
 from homespec.llama.chat_template import ChatTemplate, Message
 from homespec.llama.context import Context, ContextParams
-from homespec.llama.library import exact_kernels_possible, use_exact_kernels
+from homespec.llama.library import (
+    exact_kernels_possible,
+    leave_tiled_kernels,
+    use_exact_kernels,
+)
 from homespec.llama.model import ALL_LAYERS, Model
 from homespec.llama.tokenizer import Tokenizer
 from homespec.models.catalog import load_catalog
@@ -186,8 +189,7 @@ class LoadedTarget(Closing):
         if params.strict_exact:
             use_exact_kernels()
         elif not self._tiled:
-            with suppress(LibraryError):  # too late in this process: then it is the other kernels
-                use_exact_kernels()
+            leave_tiled_kernels()  # or it is too late in this process: then it is the other kernels
 
     def _suited(self, params: LoadParams, asked: LoadParams) -> LoadParams:
         """The measured settings, as far as they suit what is to decode with them."""

@@ -20,6 +20,7 @@ from homespec.llama.devices import cpu_features, cpu_name, devices, num_threads
 from homespec.llama.library import (
     build_features,
     has_own_kernels,
+    leave_tiled_kernels,
     use_exact_kernels,
     version,
 )
@@ -37,12 +38,11 @@ def main() -> None:
     gpu_layers = settings.pop("gpu_layers", ALL_LAYERS)
     try:
         _say("library", **_library())
-        if repack is None:  # as a load does it that was not tuned
-            exact = suits_own_kernels(local_header(Path(path)))
-            repack = not exact
         if exact:
             use_exact_kernels()
-        with Model(path, gpu_layers=gpu_layers, repack=repack) as model:
+        elif repack is None and suits_own_kernels(local_header(Path(path))):
+            repack = not leave_tiled_kernels()  # as a load does it that was not tuned
+        with Model(path, gpu_layers=gpu_layers, repack=repack is not False) as model:
             _say("load", description=model.description, size_bytes=model.size_bytes)
             with Context(model, ContextParams(n_ctx=640, **settings)) as context:
                 _say("decode", **_decode(context))

@@ -50,21 +50,30 @@ def library() -> Any:
     return low_level
 
 
-_TILED, _OWN = "GGML_CPU_TILED_MM", "HOMESPEC_KERNELS"
+_TILED, _OWN, _EXACT = "GGML_CPU_TILED_MM", "HOMESPEC_KERNELS", "exact"
 
 
 def use_exact_kernels() -> None:
-    """Have llama.cpp's CPU multiply a row the same way whatever the width of a pass.
+    """Have the CPU multiply a row the same way whatever the width of a pass.
 
-    Its tiled kernel for K-quants, which takes over at eight tokens, sums in another order. The
-    switch is read once, at the first such pass: raises LibraryError where that is over.
+    llama.cpp's tiled kernel for K-quants, which takes over at eight tokens, sums in another order,
+    and so do homespec's for nine or more. The switches are read once, at the first such pass:
+    raises LibraryError where that is over.
     """
     if not exact_kernels_possible():
         raise LibraryError(
             "Exact kernels must be chosen before anything is decoded in this process.",
-            hint=f"Load with strict_exact first, or set {_TILED}=0 in the environment.",
+            hint="Load with strict_exact first, or set "
+            f"{_TILED}=0 and {_OWN}={_EXACT} in the environment.",
         )
-    os.environ[_TILED] = "0"
+    os.environ |= kernel_environment(tiled=False, exact=True)
+
+
+def leave_tiled_kernels() -> bool:
+    """Have this process go without llama.cpp's tiled kernels; False where it is too late."""
+    if not tiles_left_out() and not _passes_made:
+        os.environ[_TILED] = "0"
+    return tiles_left_out()
 
 
 def tiles_left_out() -> bool:
@@ -74,7 +83,8 @@ def tiles_left_out() -> bool:
 
 def exact_kernels_possible() -> bool:
     """Whether `use_exact_kernels` is in time, or has been called."""
-    return tiles_left_out() or not _passes_made
+    used = tiles_left_out() and (not has_own_kernels() or os.environ.get(_OWN) == _EXACT)
+    return used or not _passes_made
 
 
 def has_own_kernels() -> bool:
@@ -103,12 +113,14 @@ def own_kernels_pay() -> bool:
     return has_own_kernels() and not has_dot_products and os.environ.get(_TILED, "0") == "0"
 
 
-def kernel_environment(*, tiled: bool, own: bool = True) -> dict[str, str]:
-    """What a child process is to find in its environment.
+def kernel_environment(*, tiled: bool, own: bool = True, exact: bool = False) -> dict[str, str]:
+    """What a process is to find in its environment before its first pass.
 
-    tiled: with llama.cpp's tiled kernels; own: with homespec's, unless these are turned off.
+    tiled: with llama.cpp's tiled kernels; own: with homespec's, unless these are turned off, and
+    exact: with the bits of one token at a time.
     """
-    return {_TILED: "1" if tiled else "0"} | ({} if own else {_OWN: "0"})
+    own = own and os.environ.get(_OWN) != "0"
+    return {_TILED: str(int(tiled)), _OWN: _EXACT if own and exact else str(int(own))}
 
 
 _passes_made: list[bool] = []

@@ -36,8 +36,9 @@ class ChildArm(Closing):
         *,
         tiled: bool = False,
         own: bool = True,
+        exact: bool = False,
     ) -> None:
-        """Load the model there; with llama.cpp's tiled kernels, and with homespec's own."""
+        """Load the model there; with kernels as `homespec.llama.library.kernel_environment`."""
         settings = {
             "switches": plain(switches),
             "n_ctx": n_ctx,
@@ -47,7 +48,7 @@ class ChildArm(Closing):
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(
             [*command, json.dumps(settings)],
-            env={**os.environ, **kernel_environment(tiled=tiled, own=own)},
+            env={**os.environ, **kernel_environment(tiled=tiled, own=own, exact=exact)},
             stdin=pipe,
             stdout=pipe,
             text=True,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32)
 """Tokens a pass that are measured for a target."""
 
 Row = tuple[float, ...]

@@ -267,17 +267,16 @@ class TargetTuner:
     def strict(self, switches: Switches, settings: Mapping[str, Any]) -> Values:
         """What strictly exact settings promise and cost: {"problem"} where they do not run.
 
-        Both processes are timed in turn on the same few widths; the curve is the child's, from the
+        Both processes are timed in turn on the same widths; the curve is the child's, from the
         shortest and the longest context.
         """
         exact = replace(switches, **settings)
-        few = (1, 2, 4, 8)
         lengths = tuple(dict.fromkeys((self.lengths[0], self.lengths[-1])))
         tables: list[Timings] = []
         ours: list[Timings] = []
         try:
             with (
-                ChildArm(self.path, exact, self.n_ctx, self._placement) as arm,
+                ChildArm(self.path, exact, self.n_ctx, self._placement, exact=True) as arm,
                 self._opened(switches, self.n_ctx) as context,
             ):
                 promise = arm.probe()
@@ -285,14 +284,13 @@ class TargetTuner:
 
                 def both() -> Timings:
                     tables.append(arm.table(lengths, STRICT_WIDTHS))
-                    ours.append(time_table(context, lengths, few))
+                    ours.append(time_table(context, lengths, STRICT_WIDTHS))
                     return tables[-1]
 
                 timings = interleave(both, [], 0.06 * self.budget)
         except (CannotRunError, OutOfMemoryError) as exc:
             return {"problem": exc.message}
-        theirs = [{key: table[key] for key in ours[0]} for table in tables]
-        promise = replace(promise, slowdown=score(theirs) / score(ours))
+        promise = replace(promise, slowdown=score(tables) / score(ours))
         curve = CostCurve.from_points(points(timings))
         return {"promise": plain(promise), "curve": curve.as_dict()}
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from homespec.errors import HomespecError, LibraryError
-from homespec.llama.library import tiles_left_out, use_exact_kernels
+from homespec.errors import HomespecError
+from homespec.llama.library import leave_tiled_kernels, tiles_left_out
 from homespec.models.files import remembered_sha256
 from homespec.models.references import shard_names
 from homespec.tuning.agreement import Reading
@@ -116,7 +115,7 @@ def _measure_target(
     """What holds of the target alone, and the texts that it read."""
     try:
         kernels = book.stage("target's kernels", tuner.kernels)
-        tiled = not tiles_left_out() and (kernels["tiled"] or not _leave_tiled_kernels())
+        tiled = not tiles_left_out() and (kernels["tiled"] or not leave_tiled_kernels())
         _ = tuner.budget
         found = _tune_target(tuner, book, params)
         readings = book.stage(
@@ -168,14 +167,6 @@ def _with_draft(alone: Profile, tuner: DraftTuner, book: Notebook) -> Profile:
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 2) for name, value in seconds.items()}
-
-
-def _leave_tiled_kernels() -> bool:
-    """Whether this process can still do without them; else it measures what it decodes with."""
-    with suppress(LibraryError):
-        use_exact_kernels()
-        return True
-    return False
 
 
 def _notebook(

@@ -15,7 +15,7 @@ from setup_steps.toolchain import AmxChoice, Toolchain
 
 INCLUDE = Path(__file__).with_name("llama.cmake")
 KERNELS = Path(__file__).with_name("kernels")
-ADDED_TO_BUILD = (INCLUDE, KERNELS / "kernels.cmake", KERNELS / "k_quants.cpp")
+ADDED_TO_BUILD = (INCLUDE, *sorted(KERNELS.glob("[a-z]*.[ch]*")))
 _OF_CMAKE = ("CUDAARCHS", "CMAKE_TOOLCHAIN_FILE", "SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE")
 BUILD_VARIABLES = (
     "CMAKE_ARGS",

@@ -3,24 +3,20 @@
 // llama.cpp multiplies a row of weights with one token at a time: every token unpacks the row anew,
 // so a pass over four tokens costs nearly three times a pass over one. Here a row is unpacked once
 // for up to eight tokens. Each product is summed in the order of ggml's ggml_vec_dot_*, so the bits
-// are those of one token at a time: verifying a draft rounds as decoding does.
+// are those of one token at a time: verifying a draft rounds as decoding does. More tokens are
+// multiplied otherwise (k_quants_wide.cpp).
 //
 // ggml asks llamafile_sgemm before it multiplies row by row; the linker's --wrap puts this file in
-// front of it. HOMESPEC_KERNELS=0 in the environment leaves everything to ggml.
+// front of it. HOMESPEC_KERNELS in the environment: 0 leaves everything to ggml, `exact` keeps these
+// bits for all tokens of a draft. It is read once.
 
-#include "ggml-backend.h"
-#include "ggml-cpu-impl.h"
-#include "ggml-quants.h"
+#include "k_quants.h"
 #include "llamafile/sgemm.h"
-#include "simd-mappings.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <type_traits>
-#include <vector>
 
 extern "C" {
 bool __real_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
@@ -33,17 +29,12 @@ bool __wrap_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64
 GGML_BACKEND_API int64_t homespec_products(void);
 }
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#ifdef HOMESPEC_KERNELS_BUILT
 
-#include <immintrin.h>
-
+namespace homespec {
 namespace {
 
-#define INLINE inline __attribute__((always_inline))
-
 constexpr int MOST_TOKENS = 8;  // of a group: their sums just fit into the registers
-constexpr int64_t PANEL = 64;   // tokens whose activations are laid out at a time: it bounds the memory
-constexpr int64_t CHUNK = 16;   // rows that a thread takes at a time, at most; they stay in its L2 cache
 
 // The activations of T tokens that meet one block of weights: `d` are their scales, the sums are of
 // 16 and of 32 neighbours, for what all weights of a block have in common.
@@ -54,10 +45,6 @@ struct alignas(32) Activations {
     int16_t sums_of_32[T][QK_K / 32];
     alignas(32) float d[MOST_TOKENS];
 };
-
-INLINE __m256i load(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
-INLINE __m128i load_half(const void * p) { return _mm_loadu_si128((const __m128i *) p); }
-INLINE __m256i twice(__m128i x) { return _mm256_set_m128i(x, x); }
 
 // A factor of the weights times that of each token.
 struct Factors {
@@ -119,23 +106,8 @@ struct RowSums {
     }
 };
 
-// The scales and minima of the eight parts of a block of Q4_K or Q5_K, six bits each in the file.
-struct Parts {
-    __m256i scales;  // twice the eight
-    __m128i minima;
-
-    INLINE Parts(const uint8_t * packed) {
-        constexpr uint32_t mask1 = 0x3f3f3f3f, mask2 = 0x0f0f0f0f, mask3 = 0x03030303;
-        uint32_t in[3];
-        memcpy(in, packed, sizeof(in));
-        const __m256i both = _mm256_cvtepu8_epi16(_mm_set_epi32(
-            (int) (((in[2] >> 4) & mask2) | (((in[1] >> 6) & mask3) << 4)), (int) (in[1] & mask1),
-            (int) ((in[2] & mask2) | (((in[0] >> 6) & mask3) << 4)), (int) (in[0] & mask1)));
-        scales = twice(_mm256_castsi256_si128(both));
-        minima = _mm256_extracti128_si256(both, 1);
-    }
-    INLINE __m256i scale(int part) const { return _mm256_shuffle_epi8(scales, spread(part, part)); }
-};
+// The `part`th of eight numbers, for 32 products.
+INLINE __m256i scale_of(__m256i eight_twice, int part) { return _mm256_shuffle_epi8(eight_twice, spread(part, part)); }
 
 template <int T>
 struct Q4_K {
@@ -155,14 +127,10 @@ struct Q4_K {
             const __m128 factor = _mm256_castps256_ps128(dmin.of(t));
             of_minima[t] = _mm_fmadd_ps(factor, _mm_cvtepi32_ps(products), of_minima[t]);
         }
-        const __m256i low_bits = _mm256_set1_epi8(15);
+        const __m256i scales = twice(parts.scales);
         WholeSums<T> whole;
-#pragma GCC unroll 4
-        for (int j = 0; j < QK_K / 64; ++j) {
-            const __m256i two = load(x.qs + 32 * j);
-            whole.add(_mm256_and_si256(two, low_bits), parts.scale(2 * j), y, 64 * j);
-            whole.add(_mm256_and_si256(_mm256_srli_epi16(two, 4), low_bits), parts.scale(2 * j + 1), y, 64 * j + 32);
-        }
+#pragma GCC unroll 8
+        for (int part = 0; part < 8; ++part) whole.add(weights_of(x, part), scale_of(scales, part), y, 32 * part);
         sums.add(whole, Factors(y.d, GGML_CPU_FP16_TO_FP32(x.d)));
     }
 
@@ -187,19 +155,10 @@ struct Q5_K {
             const __m128i total = _mm_hadd_epi32(_mm_hadd_epi32(products, zero), zero);
             of_minima[t] = std::fma(dmin.each[t], (float) _mm_cvtsi128_si32(total), of_minima[t]);  // as ggml is compiled
         }
-        const __m256i low_bits = _mm256_set1_epi8(15), fifth_bit = _mm256_set1_epi8(16), fifths = load(x.qh);
+        const __m256i scales = twice(parts.scales);
         WholeSums<T> whole;
-#pragma GCC unroll 4
-        for (int j = 0; j < QK_K / 64; ++j) {
-            const __m256i two = load(x.qs + 32 * j);
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                const __m256i nibbles = _mm256_and_si256(half ? _mm256_srli_epi16(two, 4) : two, low_bits);
-                const int part = 2 * j + half;  // its fifth bits are the bits `part` of the bytes of `fifths`
-                const __m256i moved = part < 4 ? _mm256_slli_epi16(fifths, 4 - part) : _mm256_srli_epi16(fifths, part - 4);
-                whole.add(_mm256_or_si256(nibbles, _mm256_and_si256(moved, fifth_bit)), parts.scale(part), y, 32 * part);
-            }
-        }
+#pragma GCC unroll 8
+        for (int part = 0; part < 8; ++part) whole.add(weights_of(x, part), scale_of(scales, part), y, 32 * part);
         sums.add(whole, Factors(y.d, GGML_CPU_FP16_TO_FP32(x.d)));
     }
 
@@ -212,22 +171,13 @@ struct Q6_K {
     RowSums<T> sums;
 
     INLINE void add(const block & x, const Activations<T> & y) {
-        const __m256i scales = _mm256_cvtepi8_epi16(load_half(x.scales)), low_bits = _mm256_set1_epi8(15);
+        const __m256i scales = _mm256_cvtepi8_epi16(load_half(x.scales));
+        const __m256i halves[] = {twice(_mm256_castsi256_si128(scales)), twice(_mm256_extracti128_si256(scales, 1))};
         WholeSums<T> whole;
-#pragma GCC unroll 2
-        for (int j = 0; j < QK_K / 128; ++j) {
-            const __m256i eight = twice(j == 0 ? _mm256_castsi256_si128(scales) : _mm256_extracti128_si256(scales, 1));
-            const __m256i uppers = load(x.qh + 32 * j);
-#pragma GCC unroll 4
-            for (int part = 0; part < 4; ++part) {
-                const __m256i two = load(x.ql + 64 * j + 32 * (part % 2));
-                const __m256i nibbles = _mm256_and_si256(part < 2 ? two : _mm256_srli_epi16(two, 4), low_bits);
-                const __m256i of_part = _mm256_and_si256(uppers, _mm256_set1_epi8((char) (3 << 2 * part)));
-                const __m256i upper = part < 2 ? _mm256_slli_epi16(of_part, 4 - 2 * part)
-                                               : _mm256_srli_epi16(of_part, 2 * part - 4);
-                const __m256i scale = _mm256_shuffle_epi8(eight, spread(2 * part, 2 * part + 1));
-                whole.add(_mm256_or_si256(nibbles, upper), scale, y, 128 * j + 32 * part);
-            }
+#pragma GCC unroll 8
+        for (int part = 0; part < 8; ++part) {
+            const int two = 2 * (part % 4);
+            whole.add(weights_of(x, part), _mm256_shuffle_epi8(halves[part / 4], spread(two, two + 1)), y, 32 * part);
         }
         for (int t = 0; t < T; ++t) {  // the weights are stored 32 too large
             const __m256i of_16 = _mm256_madd_epi16(load(y.sums_of_16[t]), scales);
@@ -239,19 +189,7 @@ struct Q6_K {
     INLINE float total(int t) const { return sums.total(t); }
 };
 
-// One product of weights (m rows of `blocks` blocks) with activations (n tokens): C[t][row].
-struct Product {
-    const ggml_compute_params * params;
-    int64_t m, n, blocks;
-    const void * A;
-    int64_t lda;
-    const block_q8_K * B;
-    int64_t ldb;
-    float * C;
-    int64_t ldc;
-};
-
-// Some of its tokens, with their activations laid out.
+// Some tokens of a product, with their activations laid out.
 struct Group {
     int64_t first, size;
     size_t offset;
@@ -295,79 +233,64 @@ void with_constant(int64_t number, F f) {
     }
 }
 
-std::atomic<int64_t> products_so_far{0};
-
-// Where a thread lays out activations, at a multiple of 32; the next call takes it over.
-char * scratch(size_t bytes) {
-    thread_local std::vector<char> buffer;
-    if (buffer.size() < bytes + 32) buffer.resize(bytes + 32);
-    return buffer.data() + (-(uintptr_t) buffer.data() & 31);
-}
-
-// Tokens of one panel times all rows, in groups as equal as may be: nine tokens are five and four.
+// In groups as equal as may be: nine tokens are five and four.
 template <template <int> class Quant>
-void multiply_panel(const Product & p, int64_t begin, int64_t end) {
-    Group groups[(PANEL + MOST_TOKENS - 1) / MOST_TOKENS];
-    const int64_t n = end - begin, count = (n + MOST_TOKENS - 1) / MOST_TOKENS;
+void multiply(const Product & p) {
+    Group groups[(WIDE_EXACT + MOST_TOKENS - 1) / MOST_TOKENS];
+    const int64_t count = (p.n + MOST_TOKENS - 1) / MOST_TOKENS;
     size_t bytes = 0;
     for (int64_t g = 0; g < count; ++g) {
-        const int64_t first = g * n / count, next = (g + 1) * n / count;
-        groups[g] = {begin + first, next - first, bytes};
+        const int64_t first = g * p.n / count, next = (g + 1) * p.n / count;
+        groups[g] = {first, next - first, bytes};
         with_constant(next - first, [&](auto size) { bytes += sizeof(Activations<size()>) * p.blocks; });
     }
     char * laid_out = scratch(bytes);
     for (int64_t g = 0; g < count; ++g) {
         with_constant(groups[g].size, [&](auto size) { lay_out<size()>(p, groups[g].first, laid_out + groups[g].offset); });
     }
-
-    ggml_threadpool * pool = p.params->threadpool;
-    if (p.params->ith == 0) ggml_threadpool_chunk_set(pool, p.params->nth);
-    ggml_barrier(pool);
-    const int64_t rows = std::clamp<int64_t>(p.m / (4 * p.params->nth), 1, CHUNK);
-    for (int64_t chunk = p.params->ith; chunk * rows < p.m; chunk = ggml_threadpool_chunk_add(pool, 1)) {
-        const int64_t row = chunk * rows, last = std::min(p.m, row + rows);
+    share_rows(p, [&](int64_t row, int64_t end) {
         for (int64_t g = 0; g < count; ++g) {
             with_constant(groups[g].size, [&](auto size) {
-                multiply_group<Quant, size()>(p, row, last, groups[g].first, laid_out + groups[g].offset);
+                multiply_group<Quant, size()>(p, row, end, groups[g].first, laid_out + groups[g].offset);
             });
         }
-    }
-    ggml_barrier(pool);
+    });
 }
 
-template <template <int> class Quant>
-void multiply(const Product & p) {
-    if (p.params->ith == 0) ++products_so_far;
-    for (int64_t begin = 0; begin < p.n; begin += PANEL) multiply_panel<Quant>(p, begin, std::min(p.n, begin + PANEL));
-}
-
-void (*multiply_of(int type))(const Product &) {
+bool multiply(int type, const Product & p) {
     switch (type) {
-        case GGML_TYPE_Q4_K: return multiply<Q4_K>;
-        case GGML_TYPE_Q5_K: return multiply<Q5_K>;
-        case GGML_TYPE_Q6_K: return multiply<Q6_K>;
-        default: return nullptr;
+        case GGML_TYPE_Q4_K: multiply<Q4_K>(p); return true;
+        case GGML_TYPE_Q5_K: multiply<Q5_K>(p); return true;
+        case GGML_TYPE_Q6_K: multiply<Q6_K>(p); return true;
+        default: return false;
     }
 }
 
-bool wanted() {
-    static const bool wanted = [] {
+std::atomic<int64_t> products_so_far{0};
+
+// Tokens from which on the wide kernels multiply; 0 where no kernel here is wanted.
+int64_t wide_from() {
+    static const int64_t from = [] {
         const char * text = std::getenv("HOMESPEC_KERNELS");
-        return text == nullptr || strcmp(text, "0") != 0;
+        if (text != nullptr && strcmp(text, "0") == 0) return int64_t(0);
+        return text != nullptr && strcmp(text, "exact") == 0 ? WIDE_EXACT : WIDE;
     }();
-    return wanted;
+    return from;
 }
 
 }  // namespace
+}  // namespace homespec
 
-int64_t homespec_products(void) { return products_so_far; }
+int64_t homespec_products(void) { return homespec::products_so_far; }
 
 bool __wrap_llamafile_sgemm(const ggml_compute_params * params, int64_t m, int64_t n, int64_t k,
                             const void * A, int64_t lda, const void * B, int64_t ldb, void * C, int64_t ldc,
                             int Atype, int Btype, int Ctype) {
-    if (n >= 2 && Btype == GGML_TYPE_Q8_K && Ctype == GGML_TYPE_F32 && wanted()) {
-        if (void (*multiply)(const Product &) = multiply_of(Atype)) {
-            multiply({params, m, n, k, A, lda, (const block_q8_K *) B, ldb, (float *) C, ldc});
+    using namespace homespec;
+    if (n >= 2 && Btype == GGML_TYPE_Q8_K && Ctype == GGML_TYPE_F32 && wide_from() > 0) {
+        const Product p = {params, m, n, k, A, lda, (const block_q8_K *) B, ldb, (float *) C, ldc};
+        if (n < wide_from() ? multiply(Atype, p) : multiply_wide(Atype, p)) {
+            if (params->ith == 0) ++products_so_far;
             return true;
         }
     }
