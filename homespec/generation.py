@@ -16,6 +16,7 @@ from homespec.errors import RefusedError, UsageError
 from homespec.llama.memory import peak_memory_bytes
 
 MAX_DRAFT_DEPTH = 32
+ADAPTIVE_CEILING = 31  # a pass over 32 tokens: many kernels take eights or sixteens of them
 DEPTHS = ("adaptive", "fixed")
 SPEC_TYPES = ("auto", *DRAFTERS)
 WITHOUT_DRAFT_MODEL = ("none", "ngram")  # kinds that need no second model
@@ -36,7 +37,7 @@ class GenerateParams:
 
     max_tokens: None for as many as the context holds. spec_type: `none`, `ngram`, `draft_model`, or
     `auto` (None) for lookup and, where a draft is loaded, the model. depth: `adaptive` drafts what
-    pays, at most draft_depth tokens a round (None for 32); `fixed` drafts draft_depth of them (None
+    pays, at most draft_depth tokens a round (None for 31); `fixed` drafts draft_depth of them (None
     for 3). rule: `match` or `rejection`, None for the one that fits the draft, and for `match` with
     a seed. min_draft: shorter drafts are not verified (sampled drafts always
     are: dropping some would change the distribution). draft_sampling: `probabilistic` samples the

@@ -15,13 +15,12 @@ from homespec.drafters.draft_model import DraftModelDrafter
 from homespec.drafters.ngram import NgramDrafter
 from homespec.drafters.none import NoDrafter
 from homespec.errors import UsageError
-from homespec.generation import Closable, GenerateParams
+from homespec.generation import ADAPTIVE_CEILING, Closable, GenerateParams
 from homespec.llama.context import Context
 from homespec.llama.sampler import SamplerChain
 from homespec.models.tokenizer_check import Compatibility
 
 FIXED_DEPTH = 3  # as llama.cpp
-ADAPTIVE_CEILING = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from homespec.errors import LibraryError
 from homespec.llama import library
 from homespec.llama.library import build_features, has_own_kernels
 from homespec.models.gguf_parser import Tensor
@@ -166,3 +167,23 @@ def test_own_kernels_are_taken_unasked_where_the_cpu_has_none_better(
     monkeypatch.undo()
     monkeypatch.setenv("HOMESPEC_KERNELS", "0")
     assert not library.has_own_kernels()
+
+
+def test_exact_kernels_are_chosen_before_the_first_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "has_own_kernels", lambda: True)
+    monkeypatch.setattr(library, "_passes_made", [])
+    monkeypatch.setenv("HOMESPEC_KERNELS", "1")
+    monkeypatch.delenv("GGML_CPU_TILED_MM", raising=False)
+    assert library.leave_tiled_kernels()
+    assert os.environ["HOMESPEC_KERNELS"] == "1"
+    monkeypatch.setattr(library, "_passes_made", [True])
+    with pytest.raises(LibraryError, match="before anything is decoded"):
+        library.use_exact_kernels()
+    monkeypatch.setattr(library, "_passes_made", [])
+    library.use_exact_kernels()
+    assert os.environ["HOMESPEC_KERNELS"] == "exact"
+    monkeypatch.setattr(library, "_passes_made", [True])
+    library.use_exact_kernels()  # once more does no harm
+    monkeypatch.setenv("HOMESPEC_KERNELS", "0")
+    found = library.kernel_environment(tiled=False, exact=True)
+    assert found == {"HOMESPEC_KERNELS": "0", "GGML_CPU_TILED_MM": "0"}

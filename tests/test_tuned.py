@@ -286,7 +286,7 @@ def test_what_was_not_measured_is_loaded_as_suits_homespecs_kernels(
 ) -> None:
     chosen: list[bool] = []
     monkeypatch.setattr(loading, "suits_own_kernels", lambda _: suits)
-    monkeypatch.setattr(loading, "use_exact_kernels", lambda: chosen.append(True))
+    monkeypatch.setattr(loading, "leave_tiled_kernels", lambda: chosen.append(True))
     for tuned in (True, False):
         with Engine(tiny, params=LoadParams(n_ctx=128, tuned=tuned)) as engine:
             assert engine.params.repack == (not (suits and tuned))

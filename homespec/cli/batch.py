@@ -100,7 +100,7 @@ parallel_option = click.option(
     "--draft",
     "draft_depth",
     type=click.IntRange(0, MAX_DRAFT_DEPTH),
-    help="Most tokens drafted for a row in a pass (default: 32).",
+    help="Most tokens drafted for a row in a pass (default: 31).",
 )
 @options.sampling_options
 @options.load_options

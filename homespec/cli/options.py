@@ -164,7 +164,7 @@ speculation_options = _together(
         "--draft",
         "draft_depth",
         type=click.IntRange(0, MAX_DRAFT_DEPTH),
-        help="Most tokens drafted a round (default: 32, or 3 at a fixed depth).",
+        help="Most tokens drafted a round (default: 31, or 3 at a fixed depth).",
     ),
     click.option(
         "--depth",

@@ -18,14 +18,20 @@ from homespec.drafters.answer_store import AnswerStore
 from homespec.drafters.none import NoDrafter
 from homespec.drafters.rated_lookup import RatedLookup
 from homespec.errors import ContextFullError, HomespecError, UsageError
-from homespec.generation import MAX_DRAFT_DEPTH, Answer, Chunk, Closable, GenerateParams, Result
+from homespec.generation import (
+    ADAPTIVE_CEILING,
+    MAX_DRAFT_DEPTH,
+    Answer,
+    Chunk,
+    Closable,
+    GenerateParams,
+    Result,
+)
 from homespec.llama.model import Model
 from homespec.llama.sampler import SamplerChain
 from homespec.llama.sequences import CachedSequence
 from homespec.llama.tokenizer import Tokenizer
 from homespec.speculation import Speculation
-
-_DEPTH = 32  # the longest lookup of a sequence, where no other depth is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class Job:
         self.drafter = (
             RatedLookup(matches, answers=answers) if matches is not None and drafts else None
         )
-        self.max_depth = _DEPTH if params.draft_depth is None else params.draft_depth
+        self.max_depth = ADAPTIVE_CEILING if params.draft_depth is None else params.draft_depth
         self.alone: Speculation | None = None
         self._chain = SamplerChain(model, sampling.within(n_ctx))
         self._rule = RULES["greedy" if sampling.greedy else params.rule or "match"]
