@@ -218,7 +218,10 @@ __attribute__((noinline)) void multiply_group(const Product & p, int64_t row, in
     for (; row < end; ++row) {
         const auto * x = (const typename Quant<T>::block *) p.A + row * p.lda;
         Quant<T> quant;
-        for (int64_t i = 0; i < p.blocks; ++i) quant.add(x[i], y[i]);
+        for (int64_t i = 0; i < p.blocks; ++i) {
+            fetch_ahead(x + i + p.lda);
+            quant.add(x[i], y[i]);
+        }
         for (int t = 0; t < T; ++t) p.C[(first + t) * p.ldc + row] = quant.total(t);
     }
 }

@@ -59,6 +59,12 @@ void share_rows(const Product & p, F f) {
     ggml_barrier(pool);
 }
 
+// Have the memory fetch a block of the rows to come while this one is multiplied: the hardware alone is late.
+template <typename Block>
+INLINE void fetch_ahead(const Block * x) {
+    for (size_t at = 0; at < sizeof(Block); at += 64) _mm_prefetch((const char *) x + at, _MM_HINT_T0);
+}
+
 // The scales, and the minima, of the eight parts of a block of Q4_K or Q5_K: six bits each in the file.
 struct Parts {
     __m128i scales, minima;

@@ -147,7 +147,11 @@ __attribute__((noinline)) void multiply_rows(const Product & p, int64_t row, int
     for (auto & of_row : sums) for (auto & sum : of_row) sum = _mm256_setzero_ps();
     for (int64_t i = 0; i < p.blocks; ++i) {
         Block x[R];
-        for (int r = 0; r < R; ++r) Quant::unpack(((const typename Quant::block *) p.A)[(row + r) * p.lda + i], x[r]);
+        for (int r = 0; r < R; ++r) {
+            const auto * block = (const typename Quant::block *) p.A + (row + r) * p.lda + i;
+            fetch_ahead(block + R * p.lda);
+            Quant::unpack(*block, x[r]);
+        }
         Sums<R, V> whole, common;
         add_products<Quant, R, V>(x, y[i], whole);
         add_common<Quant, R, V>(x, y[i], common);
