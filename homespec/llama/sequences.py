@@ -102,16 +102,17 @@ class SequenceCache(Closing):
 
         On an exception no sequence is changed. At most n_batch tokens and max_rows rows.
         """
-        total, rows = 0, []
+        rows: list[list[LogitsRow]] = []
+        total = wanted = 0
         for block in blocks:
             n, before = len(block.tokens), len(block.sequence.tokens)
             if not 0 <= block.num_rows <= n or before + n > block.sequence.n_ctx:
                 raise AssertionError(f"{before} + {n} tokens, {block.num_rows} rows: do not fit")
             at = slice(total, total + n)
-            total += n
+            total, wanted = total + n, wanted + block.num_rows
             if total > self.n_batch:
                 raise AssertionError(f"more than {self.n_batch} tokens in a pass")
-            if sum(map(len, rows)) + block.num_rows > self.max_rows:  # llama.cpp would abort
+            if wanted > self.max_rows:  # llama.cpp would abort
                 raise AssertionError(f"more than {self.max_rows} rows in a pass")
             self._token[at] = block.tokens
             self._position[at] = np.arange(before, before + n)
