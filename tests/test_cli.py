@@ -90,14 +90,18 @@ def test_settings_come_from_the_environment(tiny: Path) -> None:
         assert done.stdout == generate("-m", tiny, "-q", "Hello").stdout
 
 
-def test_every_option_has_a_variable_that_is_read(tiny: Path) -> None:
+def test_every_value_has_a_variable_that_is_read(tiny: Path) -> None:
     for name in COMMANDS:
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         for option in command.params:
-            if isinstance(option, click.Option):
+            if isinstance(option, click.Option) and not option.is_flag:
                 assert "HOMESPEC_" in str(option.envvar), f"{name} {option.name}"
-    for variable, value in (("HOMESPEC_SPEC_TYPE", "magic"), ("HOMESPEC_GRAMMAR", "root ::= no")):
+    for variable, value in (
+        ("HOMESPEC_SPEC_TYPE", "magic"),
+        ("HOMESPEC_GENERATE_SPEC_TYPE", "sorcery"),
+        ("HOMESPEC_GRAMMAR", "root ::= nowhere"),
+    ):
         done = generate("-m", tiny, "-q", "Hello", **{variable: value})
         assert done.returncode == 2
         assert value.split()[-1] in done.stderr

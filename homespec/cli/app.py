@@ -59,17 +59,22 @@ class LazyGroup(click.Group):
 
 
 def _read_environment(command: click.Command) -> None:
-    """Options that name no variables get HOMESPEC_ and their long names, for all commands alike."""
+    """Options with a value are read from HOMESPEC_ and their long name, for all commands alike.
+
+    Those that name other variables keep them. A flag is only what somebody typed, or has set for
+    one command (HOMESPEC_REMOVE_YES): a `--yes` is not meant for all.
+    """
     for option in command.params:
-        if isinstance(option, click.Option) and option.envvar is None:
-            names = [name[2:] for name in option.opts if name.startswith("--")]
-            option.envvar = [f"HOMESPEC_{name.replace('-', '_').upper()}" for name in names]
+        if isinstance(option, click.Option) and not option.is_flag and option.envvar is None:
+            name = next(name for name in option.opts if name.startswith("--"))
+            option.envvar = f"HOMESPEC_{name[2:].replace('-', '_').upper()}"
 
 
 @click.group(
     cls=LazyGroup,
     context_settings={
         "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "HOMESPEC",
         "max_content_width": 100,
     },
 )

@@ -310,7 +310,7 @@ class AdaptiveDrafter:
         return trial
 
     def observe(self, finished: Round) -> None:
-        """Learn from a round; one that was cut by its depth says nothing of what lay beyond."""
+        """Learn from a round: what it took, and what of its draft and of the lookup was right."""
         for drafter in (self._ngram, self._model):
             if drafter is not None:
                 drafter.observe(finished)
@@ -333,6 +333,7 @@ class AdaptiveDrafter:
         if self._ngram is not None:
             length = self._ngram.match_length
             learned.matches.compare(length, self._lookup.tokens, finished.tokens)
+        self._lookup = NO_DRAFT
 
     def _settle(self, finished: Round) -> None:
         """Save up for probes, and take off what the last one lost in truth."""

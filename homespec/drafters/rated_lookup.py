@@ -62,3 +62,4 @@ class RatedLookup:
         """Learn from a round what the lookup had right, whether it was drafted or not."""
         self._ngram.observe(finished)
         self._matches.compare(self._match_length, self._found.tokens, finished.tokens)
+        self._found, self._looked_at = NO_DRAFT, 0

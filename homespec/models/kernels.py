@@ -1,4 +1,4 @@
-"""Which weights homespec's own kernels multiply: those of setup_steps/kernels/k_quants.cpp."""
+"""Which weights homespec's own kernels multiply: those of scripts/setup_steps/kernels."""
 
 from __future__ import annotations
 

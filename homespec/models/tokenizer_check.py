@@ -97,7 +97,7 @@ def require_compatible(draft: str, target: str, found: Compatibility) -> None:
     if found.verdict == "incompatible":
         raise IncompatiblePairError(
             f"{draft} cannot draft for {target}: {found.reason}.",
-            hint="Choose a draft of the same model family, or go without: --spec-type ngram.",
+            hint="Choose a draft of the same model family, or go without one.",
         )
 
 

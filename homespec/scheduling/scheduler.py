@@ -249,8 +249,9 @@ class Scheduler:
         ]
         context = sum(len(job.committed) for job in jobs) // len(jobs)
         rows = min(self._cache.max_rows, self._cache.n_batch // 2) - len(self._running)
+        held = [job.sequence.cells for job in self._running if job.sequence]
         needed = sum(job.num_pending for job in self._running)
-        cells = self._cache.num_free + self._kept.num_tokens - needed
+        cells = self._cache.num_cells - len(set().union(*held)) - needed
         return best_depths(
             rates,
             lambda width: self._learned.cost.seconds(width, context),

@@ -51,7 +51,7 @@ LOSSLESS_CACHES = (("f16", "f16"), ("f16", "bf16"), ("bf16", "bf16"), ("f32", "f
 CONTEST_WIDTHS = (1, 4, 8)
 NARROW = tuple(width for width in WIDTHS if width <= 8)
 WIDE = tuple(width for width in WIDTHS if width > 8)  # two thirds of the time of a round
-STRICT_WIDTHS = (1, 2, 4, 8, 16)  # without tiled kernels there are no steps between them
+STRICT_WIDTHS = (1, 2, 4, 8, 16)  # between them there are small steps only
 KERNEL_WIDTHS, KERNEL_ROUNDS = (8, 16), 3
 KERNELS_WORTH = 1.03
 """How much slower the kernels that llama.cpp takes by itself may seem before they are left."""

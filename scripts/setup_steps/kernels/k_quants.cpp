@@ -8,7 +8,7 @@
 //
 // ggml asks llamafile_sgemm before it multiplies row by row; the linker's --wrap puts this file in
 // front of it. HOMESPEC_KERNELS in the environment: 0 leaves everything to ggml, `exact` keeps these
-// bits for all tokens of a draft. It is read once.
+// bits for any number of tokens. It is read once.
 
 #include "k_quants.h"
 #include "llamafile/sgemm.h"
@@ -35,6 +35,8 @@ namespace homespec {
 namespace {
 
 constexpr int MOST_TOKENS = 8;  // of a group: their sums just fit into the registers
+constexpr int64_t PANEL = 64;   // tokens whose activations are laid out at a time: it bounds the memory
+constexpr int64_t WIDE = 9;     // tokens from which on the other kernel is the faster one
 
 // The activations of T tokens that meet one block of weights: `d` are their scales, the sums are of
 // 16 and of 32 neighbours, for what all weights of a block have in common.
@@ -236,28 +238,33 @@ void with_constant(int64_t number, F f) {
     }
 }
 
-// In groups as equal as may be: nine tokens are five and four.
+// Tokens of one panel times all rows, in groups as equal as may be: nine tokens are five and four.
 template <template <int> class Quant>
-void multiply(const Product & p) {
-    Group groups[(WIDE_EXACT + MOST_TOKENS - 1) / MOST_TOKENS];
-    const int64_t count = (p.n + MOST_TOKENS - 1) / MOST_TOKENS;
+void multiply_panel(const Product & p, int64_t begin, int64_t end) {
+    Group groups[PANEL / MOST_TOKENS];
+    const int64_t n = end - begin, count = (n + MOST_TOKENS - 1) / MOST_TOKENS;
     size_t bytes = 0;
     for (int64_t g = 0; g < count; ++g) {
-        const int64_t first = g * p.n / count, next = (g + 1) * p.n / count;
-        groups[g] = {first, next - first, bytes};
+        const int64_t first = g * n / count, next = (g + 1) * n / count;
+        groups[g] = {begin + first, next - first, bytes};
         with_constant(next - first, [&](auto size) { bytes += sizeof(Activations<size()>) * p.blocks; });
     }
     char * laid_out = scratch(bytes);
     for (int64_t g = 0; g < count; ++g) {
         with_constant(groups[g].size, [&](auto size) { lay_out<size()>(p, groups[g].first, laid_out + groups[g].offset); });
     }
-    share_rows(p, [&](int64_t row, int64_t end) {
+    share_rows(p, [&](int64_t row, int64_t last) {
         for (int64_t g = 0; g < count; ++g) {
             with_constant(groups[g].size, [&](auto size) {
-                multiply_group<Quant, size()>(p, row, end, groups[g].first, laid_out + groups[g].offset);
+                multiply_group<Quant, size()>(p, row, last, groups[g].first, laid_out + groups[g].offset);
             });
         }
     });
+}
+
+template <template <int> class Quant>
+void multiply(const Product & p) {
+    for (int64_t begin = 0; begin < p.n; begin += PANEL) multiply_panel<Quant>(p, begin, std::min(p.n, begin + PANEL));
 }
 
 bool multiply(int type, const Product & p) {
@@ -276,7 +283,7 @@ int64_t wide_from() {
     static const int64_t from = [] {
         const char * text = std::getenv("HOMESPEC_KERNELS");
         if (text != nullptr && strcmp(text, "0") == 0) return int64_t(0);
-        return text != nullptr && strcmp(text, "exact") == 0 ? WIDE_EXACT : WIDE;
+        return text != nullptr && strcmp(text, "exact") == 0 ? INT64_MAX : WIDE;
     }();
     return from;
 }

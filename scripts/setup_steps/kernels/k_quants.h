@@ -106,11 +106,7 @@ INLINE __m256i weights_of(const block_q6_K & x, int part) {
     return _mm256_or_si256(nibbles, upper);
 }
 
-// Tokens of a pass from which on the wide kernels are the faster ones; and where its bits are to be those
-// of one token at a time: no draft is so long, only a prompt is.
-constexpr int64_t WIDE = 9, WIDE_EXACT = 40;
-
-// k_quants_wide.cpp: the product with so many tokens. False for another type of weights.
+// k_quants_wide.cpp: the product with many tokens. False for another type of weights.
 bool multiply_wide(int type, const Product & p);
 
 }  // namespace homespec
