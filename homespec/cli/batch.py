@@ -80,9 +80,7 @@ parallel_option = click.option(
     help="Most new tokens of a row that says nothing itself (default -1: until the model ends).",
 )
 @click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="Before every chat.")
-@click.option(
-    "-sysf", "--system-prompt-file", type=_FILE, metavar="FILE", help="The same, out of a file."
-)
+@options.system_prompt_file_option
 @click.option("-r", "--stop", "stop", multiple=True, metavar="TEXT", help="End before this text.")
 @click.option("--ignore-eos", is_flag=True, help="Never let the model end by itself.")
 @click.option("--raw", is_flag=True, help="Continue bare prompts as they stand: no chat template.")

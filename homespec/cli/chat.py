@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import click
@@ -36,13 +35,7 @@ from homespec.generation import GenerateParams
 @click.option("--url", metavar="URL", help="Talk with the model of a server, e.g. of `serve`.")
 @click.option("--api-key", metavar="KEY", envvar="HOMESPEC_API_KEY", help="For that server.")
 @click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="System prompt.")
-@click.option(
-    "-sysf",
-    "--system-prompt-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The system prompt, out of a file.",
-)
+@options.system_prompt_file_option
 @click.option("-p", "--prompt", metavar="TEXT", help="The first message.")
 @click.option("-st", "--single-turn", is_flag=True, help="Answer once and leave.")
 @click.option("--session", "session_name", metavar="NAME", help="Go on with it, and keep it.")

@@ -32,13 +32,7 @@ from homespec.models.catalog import load_catalog
 @click.option("-p", "--prompt", "prompt_flag", metavar="TEXT", help="The prompt, as a flag.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
 @click.option("-sys", "--system-prompt", "system", metavar="TEXT", help="System prompt.")
-@click.option(
-    "-sysf",
-    "--system-prompt-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The system prompt, out of a file.",
-)
+@options.system_prompt_file_option
 @options.model_options
 @click.option(
     "-n",

@@ -205,6 +205,14 @@ speculation_options = _together(
     ),
 )
 
+system_prompt_file_option = click.option(
+    "-sysf",
+    "--system-prompt-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The system prompt, out of a file.",
+)
+
 sampling_options = _together(
     *_numbers(
         (("--temp", "--temperature", "temperature"), float, _DEFAULTS.temperature, "0 is greedy."),

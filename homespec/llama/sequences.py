@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,12 +82,8 @@ class SequenceCache(Closing):
 
     @property
     def num_free(self) -> int:
-        """Cells that hold nothing; what sequences share is counted once."""
-        held = [sequence.cells for sequence in self._open.values()]
-        used = sum(map(len, held))
-        if any(sequence.shares for sequence in self._open.values()):
-            used = len(set().union(*held))
-        return self.num_cells - used
+        """Cells that hold nothing."""
+        return self.num_cells - num_held(self._open.values())
 
     def open(self, n_ctx: int) -> CachedSequence:
         """An empty sequence that may hold `n_ctx` tokens."""
@@ -222,3 +218,11 @@ class CachedSequence:
     def close(self) -> None:
         """Give the cells and the number back."""
         self._cache.close_sequence(self)
+
+
+def num_held(sequences: Collection[CachedSequence]) -> int:
+    """Cells that these sequences hold; what they share is counted once."""
+    held = [sequence.cells for sequence in sequences]
+    if any(sequence.shares for sequence in sequences):
+        return len(set().union(*held))
+    return sum(map(len, held))

@@ -33,7 +33,7 @@ from homespec.drafters.answer_store import AnswerStore
 from homespec.errors import CannotRunError, HomespecError, UsageError
 from homespec.generation import WITHOUT_DRAFT_MODEL, Chunk, GenerateParams
 from homespec.llama.context import LogitsRow
-from homespec.llama.sequences import Block, CachedSequence, SequenceCache
+from homespec.llama.sequences import Block, CachedSequence, SequenceCache, num_held
 from homespec.llama.tokenizer import Tokenizer
 from homespec.scheduling.job import Job, Request
 from homespec.scheduling.prefixes import WORTHWHILE, KeptSequences, coming_prefix, longest_prefix
@@ -249,9 +249,9 @@ class Scheduler:
         ]
         context = sum(len(job.committed) for job in jobs) // len(jobs)
         rows = min(self._cache.max_rows, self._cache.n_batch // 2) - len(self._running)
-        held = [job.sequence.cells for job in self._running if job.sequence]
+        held = num_held([job.sequence for job in self._running if job.sequence])
         needed = sum(job.num_pending for job in self._running)
-        cells = self._cache.num_cells - len(set().union(*held)) - needed
+        cells = self._cache.num_cells - held - needed
         return best_depths(
             rates,
             lambda width: self._learned.cost.seconds(width, context),
